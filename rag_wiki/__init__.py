@@ -1,0 +1,68 @@
+"""A memory of its user for any LangChain retriever."""
+
+from rag_wiki.config import DecayConfig, RagWikiRetrieverConfig
+from rag_wiki.errors import (
+    ConfigurationError,
+    ContentNotFoundError,
+    CorruptDataError,
+    DocumentRemovedError,
+    EmbeddingError,
+    EmbeddingUnavailableError,
+    InvalidDocumentError,
+    InvalidTransitionError,
+    InvalidUserError,
+    MissingExtraError,
+    RagWikiError,
+    SchemaVersionError,
+    StorageError,
+    UnexpectedArgumentError,
+    UnknownDocumentError,
+)
+from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
+from rag_wiki.lifecycle.fetch_counter import FetchCounter, SuggestionEvent
+from rag_wiki.lifecycle.state_machine import StateMachine
+from rag_wiki.retriever import RagWikiRetriever, RetrievalResult, UserStats
+from rag_wiki.storage.base import DocumentEvent, DocumentState, ForgottenUser, StateStore, UserDocRecord
+from rag_wiki.storage.chunk_store import ChunkStore
+from rag_wiki.storage.memory import MemoryStateStore
+from rag_wiki.transparency.provenance import ProvenanceBlock, SourceEntry
+
+__version__ = "1.0.0"
+
+__all__ = [
+    "ChunkStore",
+    "ConfigurationError",
+    "ContentNotFoundError",
+    "CorruptDataError",
+    "DecayConfig",
+    "DecayEngine",
+    "DecayResult",
+    "DocumentEvent",
+    "DocumentRemovedError",
+    "DocumentState",
+    "EmbeddingError",
+    "EmbeddingUnavailableError",
+    "FetchCounter",
+    "ForgottenUser",
+    "InvalidDocumentError",
+    "InvalidTransitionError",
+    "InvalidUserError",
+    "MemoryStateStore",
+    "MissingExtraError",
+    "ProvenanceBlock",
+    "RagWikiError",
+    "RagWikiRetriever",
+    "RagWikiRetrieverConfig",
+    "RetrievalResult",
+    "SchemaVersionError",
+    "SourceEntry",
+    "StateMachine",
+    "StateStore",
+    "StorageError",
+    "SuggestionEvent",
+    "UnexpectedArgumentError",
+    "UnknownDocumentError",
+    "UserDocRecord",
+    "UserStats",
+    "__version__",
+]

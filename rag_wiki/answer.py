@@ -1,0 +1,334 @@
+"""What a call answers with: the saved copies that speak, the global results beside them, and who said what.
+
+Pure: documents and findings in, documents and drafts of provenance out.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import PurePosixPath
+from typing import Any
+
+from langchain_core.documents import Document
+
+from rag_wiki.config import RagWikiRetrieverConfig
+from rag_wiki.lifecycle.query import FetchedDocument, QueryFindings
+from rag_wiki.search.index import DocumentHits, IndexedDocument
+from rag_wiki.storage.codec import plain
+from rag_wiki.storage.records import DocumentState, RetrievedText, UserDocRecord
+from rag_wiki.transparency.provenance import SourceEntry, WithheldCopy
+
+__all__ = [
+    "Answer",
+    "CachedDocument",
+    "CopyVerdict",
+    "GlobalDocument",
+    "compose",
+    "describe_sources",
+    "identify",
+    "read_global",
+]
+
+
+@dataclass(frozen=True)
+class GlobalDocument:
+    """A piece that the wrapped retriever returned, and the source document that it belongs to."""
+
+    document: Document
+    doc_id: str | None
+    """`None` when nothing identifies it."""
+    doc_title: str = ""
+    doc_path: str = ""
+    chunk_index: int | None = None
+    digest: str = ""
+
+    @property
+    def retrieved_text(self) -> RetrievedText:
+        """The piece as it is kept for saving."""
+        metadata = plain(self.document.metadata)
+        return RetrievedText(self.doc_id or "", self.digest, self.document.page_content, self.chunk_index, metadata)
+
+
+@dataclass(frozen=True)
+class CopyVerdict:
+    """What a piece from the source says about the saved copy of its document."""
+
+    stale: str | None = None
+    """What was seen that the copy does not have; `None` when nothing."""
+    is_new: bool = False
+    """A piece that an incomplete copy does not have: served beside it."""
+
+
+@dataclass(frozen=True)
+class CachedDocument:
+    """A saved document that may answer, with the text to answer with."""
+
+    found: DocumentHits
+    text: str
+    full_document: bool = False
+
+    @property
+    def record(self) -> UserDocRecord:
+        """Its record, as the index has it."""
+        return self.found.document.record
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The numbers of the chunks used, in document order."""
+        return tuple(hit.chunk_index for hit in _in_document_order(self.found))
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Their cosines, in the same order."""
+        return tuple(hit.score for hit in _in_document_order(self.found))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The documents of a call, what they mean for the records, and where each came from."""
+
+    documents: list[Document]
+    sources: list[SourceEntry]
+    """In the order of the documents; states and counts are filled in by `describe_sources`."""
+    findings: QueryFindings
+    withheld: tuple[WithheldCopy, ...] = ()
+
+
+@dataclass
+class _Pieces:
+    """Pieces of one document in the result, gathered for its entry."""
+
+    first: GlobalDocument
+    pieces: list[GlobalDocument] = field(default_factory=list)
+
+
+def identify(document: Document, document_id: str | Callable[[Document], str | None] | None) -> str | None:
+    """The id of the source document, or `None` when nothing identifies it."""
+    if callable(document_id):
+        return _as_id(document_id(document))
+    if document_id is not None:
+        return _as_id(document.metadata.get(document_id))
+    candidates = (_as_id(document.metadata.get(key)) for key in ("doc_id", "source", "doc_path"))
+    return next((found for found in candidates if found is not None), None)
+
+
+def _as_id(value: object) -> str | None:
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, (str, int)):
+        text = str(value)
+        return text if text.strip() else None
+    text = str(value) if hasattr(value, "hex") or hasattr(value, "__fspath__") else ""
+    return text if text.strip() else None
+
+
+def read_global(document: Document, config: RagWikiRetrieverConfig) -> GlobalDocument:
+    """A copy of a document that the wrapped retriever returned, with the missing metadata filled in.
+
+    A document that nothing identifies is copied as it is.
+    """
+    doc_id = identify(document, config.document_id)
+    metadata = _copied(document.metadata)
+    if doc_id is None:
+        return GlobalDocument(document.model_copy(update={"metadata": metadata}), None)
+    path = str(metadata.get("doc_path") or metadata.get("source") or metadata.get("file_path") or "")
+    title = str(metadata.get("doc_title") or metadata.get("title") or PurePosixPath(path or doc_id).name or doc_id)
+    for key, value in (("doc_id", doc_id), ("doc_title", title), ("doc_path", path)):
+        metadata.setdefault(key, value)
+    metadata["from_cache"] = False
+    index = metadata.get("chunk_index")
+    return GlobalDocument(
+        document=document.model_copy(update={"metadata": metadata}),
+        doc_id=doc_id,
+        doc_title=title,
+        doc_path=path,
+        chunk_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
+        digest=hashlib.sha256(document.page_content.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+    )
+
+
+def compose(
+    found: Sequence[GlobalDocument],
+    cached: Sequence[CachedDocument],
+    verdicts: Mapping[tuple[str, str], CopyVerdict],
+    unavailable: Mapping[str, WithheldCopy],
+    *,
+    wanted: Collection[str],
+    searched: frozenset[str] | None,
+    k: int | None,
+) -> Answer:
+    """Put the answer together: pinned documents, then cached and global ones in turn, `k` at most.
+
+    Args:
+        found: What the wrapped retriever returned.
+        cached: Saved documents with something to say, best first.
+        verdicts: By (document id, digest): what the found pieces say about saved copies.
+        unavailable: Saved documents whose copy may not or can't answer, by id.
+        wanted: Those of them that would have answered.
+        searched: The documents that a semantic search compared; `None` when none ran.
+        k: Documents at most; `None` for all.
+    """
+    stale = {doc_id: verdict.stale for (doc_id, _), verdict in verdicts.items() if verdict.stale is not None}
+    serving = {item.record.doc_id: item for item in cached if item.record.doc_id not in stale}
+    pinned = [item for item in serving.values() if item.record.user_state is DocumentState.PINNED]
+    claimed = [item for item in serving.values() if item.record.user_state is not DocumentState.PINNED]
+    beside = [
+        item
+        for item in found
+        if item.doc_id not in serving or verdicts.get((item.doc_id or "", item.digest), CopyVerdict()).is_new
+    ]
+    turns = [item for pair in zip_longest(claimed, beside) for item in pair if item is not None]
+    chosen: list[CachedDocument | GlobalDocument] = [*pinned, *turns][:k]
+    found_ids = {item.doc_id for item in found if item.doc_id is not None}
+    in_place = (unavailable.keys() | stale.keys()) & found_ids
+    answered = {
+        item.record.doc_id: (item.record.copy_id or "", item.chunks)
+        for item in chosen
+        if isinstance(item, CachedDocument) and item.found.above_threshold
+    }
+    findings = QueryFindings(
+        fetched=_fetched(found, in_place),
+        answered=answered,
+        matched=frozenset(item.record.doc_id for item in cached if item.found.above_threshold),
+        stale={doc_id: reason for doc_id, reason in stale.items() if doc_id not in unavailable},
+        searched=searched,
+    )
+    titles = {item.doc_id: item.doc_title for item in found}
+    withheld = {doc_id: kept for doc_id, kept in unavailable.items() if doc_id in wanted or doc_id in found_ids}
+    for doc_id in stale:
+        withheld.setdefault(doc_id, WithheldCopy(doc_id, titles.get(doc_id, ""), "stale"))
+    return Answer(
+        documents=[item.document if isinstance(item, GlobalDocument) else _as_document(item) for item in chosen],
+        sources=_sources(chosen, found_ids, {doc_id for doc_id, kept in withheld.items() if kept.reason == "stale"}),
+        findings=findings,
+        withheld=tuple(withheld.values()),
+    )
+
+
+def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that shares nothing that can be copied; a value that can't (a handle, a lock) stays the caller's."""
+    copied: dict[str, Any] = {}
+    for name, value in metadata.items():
+        try:
+            copied[name] = value if isinstance(value, (str, int, float, type(None))) else copy.deepcopy(value)
+        except Exception:  # what deepcopy raises is up to the value's class
+            copied[name] = value
+    return copied
+
+
+def _in_document_order(found: DocumentHits) -> list[Any]:
+    return sorted(found.hits, key=lambda hit: hit.position)
+
+
+def _fetched(found: Sequence[GlobalDocument], in_place: set[str]) -> dict[str, FetchedDocument]:
+    fetched: dict[str, FetchedDocument] = {}
+    for item in found:
+        if item.doc_id is None:
+            continue
+        if item.doc_id not in fetched:
+            fetched[item.doc_id] = FetchedDocument(
+                item.doc_title, item.doc_path, in_place_of_copy=item.doc_id in in_place
+            )
+        before = fetched[item.doc_id]
+        fetched[item.doc_id] = replace(before, texts=(*before.texts, item.retrieved_text))
+    return fetched
+
+
+def _as_document(item: CachedDocument) -> Document:
+    record, copied = item.record, item.found.document.copy
+    metadata = {
+        **(_copied(copied.metadata) if copied is not None else {}),
+        "doc_id": record.doc_id,
+        "doc_title": record.doc_title,
+        "doc_path": record.doc_path,
+        "from_cache": True,
+        "user_state": record.user_state.value,
+        "chunks_used": list(item.chunks),
+        "scores": list(item.scores),
+        "total_chunks": record.chunk_count,
+        "full_doc_injected": item.full_document,
+    }
+    return Document(page_content=item.text, metadata=metadata)
+
+
+def _sources(
+    chosen: Sequence[CachedDocument | GlobalDocument], found_ids: set[str], stale: set[str]
+) -> list[SourceEntry]:
+    entries: list[SourceEntry | _Pieces] = []
+    by_id: dict[str, _Pieces] = {}
+    for item in chosen:
+        if isinstance(item, CachedDocument):
+            entries.append(_cached_source(item, found_ids))
+        elif item.doc_id is not None and item.doc_id in by_id:
+            by_id[item.doc_id].pieces.append(item)
+        else:
+            pieces = _Pieces(item, [item])
+            entries.append(pieces)
+            if item.doc_id is not None:
+                by_id[item.doc_id] = pieces
+    return [_global_source(entry, stale) if isinstance(entry, _Pieces) else entry for entry in entries]
+
+
+def _cached_source(item: CachedDocument, found_ids: set[str]) -> SourceEntry:
+    record, copied = item.record, item.found.document.copy
+    best = item.found.hits[0].position if item.found.hits else 0
+    return SourceEntry(
+        doc_id=record.doc_id,
+        doc_title=record.doc_title,
+        doc_path=record.doc_path,
+        user_state=record.user_state,
+        fetch_count=record.fetch_count,
+        chunks_used=item.chunks,
+        total_chunks=record.chunk_count or None,
+        section_heading=copied.section(best) if copied is not None else None,
+        from_cache=True,
+        scores=item.scores,
+        full_document=item.full_document,
+        content_source=record.content_source,
+        also_global=record.doc_id in found_ids,
+    )
+
+
+def _global_source(entry: _Pieces, stale: set[str]) -> SourceEntry:
+    first, metadata = entry.first, entry.first.document.metadata
+    numbers = [piece.chunk_index for piece in entry.pieces if piece.chunk_index is not None]
+    total = metadata.get("total_chunks")
+    scores = [piece.document.metadata.get("score") for piece in entry.pieces]
+    section = next((metadata[key] for key in ("section", "section_heading") if metadata.get(key)), None)
+    title = first.doc_title or str(metadata.get("doc_title") or metadata.get("title") or "")
+    return SourceEntry(
+        doc_id=first.doc_id,
+        doc_title=title,
+        doc_path=first.doc_path,
+        user_state=DocumentState.GLOBAL,
+        fetch_count=0,
+        chunks_used=tuple(sorted(set(numbers))) if len(numbers) == len(entry.pieces) else (),
+        total_chunks=total if isinstance(total, int) and not isinstance(total, bool) else None,
+        section_heading=None if section is None else str(section),
+        scores=tuple(float(score) for score in scores if isinstance(score, (int, float))),
+        stale=first.doc_id in stale,
+        passages=len(entry.pieces),
+    )
+
+
+def describe_sources(sources: Sequence[SourceEntry], records: Mapping[str, UserDocRecord]) -> list[SourceEntry]:
+    """The entries with the states and counts that their documents have after the call."""
+    described = []
+    for source in sources:
+        record = records.get(source.doc_id) if source.doc_id is not None else None
+        if record is None:
+            described.append(source)
+            continue
+        # A document that this very call let go answered as what it was.
+        state = source.user_state if source.from_cache and not record.saved else record.user_state
+        described.append(replace(source, user_state=state, fetch_count=record.fetch_count))
+    return described
+
+
+def unavailable_copy(document: IndexedDocument, reason: str) -> WithheldCopy:
+    """A saved copy that is not served."""
+    return WithheldCopy(document.record.doc_id, document.record.doc_title, reason)

@@ -1,0 +1,32 @@
+"""The one place that knows what time it is.
+
+Rules take `now` as an argument; whoever acts holds a `Clock` and asks it once per operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import TypeAlias
+
+__all__ = ["Clock", "as_utc", "days_between", "utc_now"]
+
+Clock: TypeAlias = Callable[[], datetime]
+"""Something that tells the present moment as an aware UTC datetime."""
+
+
+def utc_now() -> datetime:
+    """The present moment, aware, in UTC."""
+    return datetime.now(timezone.utc)
+
+
+def as_utc(moment: datetime) -> datetime:
+    """The same instant in UTC; a naive time is read as UTC, never as local time."""
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=timezone.utc)
+    return moment.astimezone(timezone.utc)
+
+
+def days_between(earlier: datetime, later: datetime) -> float:
+    """Days from `earlier` to `later`, fractional, never negative (clocks of two hosts may disagree)."""
+    return max((later - earlier).total_seconds() / 86_400.0, 0.0)

@@ -1,0 +1,1 @@
+"""The rules: records and `now` in, records and events out."""

@@ -1,0 +1,308 @@
+"""Scores of saved documents: who is promoted, who is let go, and the user's own say in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from rag_wiki.clock import Clock, as_utc, days_between, utc_now
+from rag_wiki.config import DecayConfig
+from rag_wiki.errors import InvalidTransitionError
+from rag_wiki.lifecycle.fetch_counter import Step, known
+from rag_wiki.lifecycle.state_machine import StateMachine, describe, move
+from rag_wiki.storage.base import StateStore
+from rag_wiki.storage.chunk_store import ChunkStore
+from rag_wiki.storage.records import SAVED_STATES, DocumentState, UserChange, UserDocRecord, UserView
+
+__all__ = [
+    "DecayConfig",
+    "DecayEngine",
+    "DecayResult",
+    "apply_decay",
+    "decay_score",
+    "demote",
+    "pin",
+    "remove",
+    "unpin",
+    "vote",
+]
+
+REMOVAL_QUIET = timedelta(days=30)
+"""How long nothing is suggested about a document that the user removed."""
+
+
+@dataclass(frozen=True)
+class DecayResult:
+    """What a decay run made of one document."""
+
+    doc_id: str
+    old_state: DocumentState
+    new_state: DocumentState
+    old_score: float
+    new_score: float
+    transitioned: bool
+
+
+def decay_score(record: UserDocRecord, hit_rate: float, config: DecayConfig, now: datetime) -> float:
+    """How alive a document is, in [0, 1]: a pure function of its record, its chunk hit rate and `now`.
+
+    The weighted mean of four parts, clamped: recency `exp(−λ · days since the last fetch)`, frequency
+    `min(fetch_count / freq_cap, 1)`, the user's last vote in [−1, 1], and the fraction of chunks that ever
+    answered.
+    """
+    last = record.last_fetched_at or record.cached_at
+    recency = 0.0 if last is None else math.exp(-config.decay_lambda * days_between(last, now))
+    frequency = min(record.fetch_count / config.freq_cap, 1.0)
+    total = config.w_recency + config.w_frequency + config.w_explicit + config.w_chunk_hit
+    mean = (
+        config.w_recency * recency
+        + config.w_frequency * frequency
+        + config.w_explicit * record.explicit_signal
+        + config.w_chunk_hit * hit_rate
+    ) / total
+    return min(max(mean, 0.0), 1.0)
+
+
+def apply_decay(record: UserDocRecord, hit_rate: float, config: DecayConfig, now: datetime) -> Step:
+    """Score a saved document, and move it when its score has held long enough. Again is the same as once."""
+    if record.pinned_by_user or not record.saved:
+        return Step(record)
+    score = decay_score(record, hit_rate, config, now)
+    scored = replace(record, decay_score=score)
+    if scored.user_state is DocumentState.PINNED and score < config.pin_threshold:
+        why = f"score {score:.2f} fell below the pin threshold {config.pin_threshold:g}"
+        unpinned = move(scored, DocumentState.CLAIMED, now)
+        below = score < config.demotion_threshold
+        unpinned.demotion_candidate_since = now if below else None
+        return Step(unpinned, (describe(scored, unpinned, "unpinned", why, now),))
+    if scored.user_state is DocumentState.PINNED:
+        return Step(scored)
+    pins, sinks = score >= config.pin_threshold, score < config.demotion_threshold
+    scored.pin_candidate_since = (record.pin_candidate_since or now) if pins else None
+    scored.demotion_candidate_since = (record.demotion_candidate_since or now) if sinks else None
+    if pins and _held(scored.pin_candidate_since, config.pin_hold_days, now):
+        pinned = move(scored, DocumentState.PINNED, now)
+        why = f"score {score:.2f} held at or above {config.pin_threshold:g} for {config.pin_hold_days:g} days"
+        return Step(pinned, (describe(scored, pinned, "pinned", why, now),))
+    if sinks and _held(scored.demotion_candidate_since, config.demotion_hold_days, now):
+        why = f"score {score:.2f} held below {config.demotion_threshold:g} for {config.demotion_hold_days:g} days"
+        return demote(scored, why, now)
+    return Step(scored)
+
+
+def _held(since: datetime | None, hold_days: float, now: datetime) -> bool:
+    return since is not None and days_between(since, now) >= hold_days
+
+
+def demote(record: UserDocRecord, why: str, now: datetime) -> Step:
+    """Let a saved document go."""
+    after = move(record, DocumentState.DEMOTED, now)
+    return Step(after, (describe(record, after, "demoted", why, now),))
+
+
+def vote(record: UserDocRecord, signal: float, hit_rate: float, config: DecayConfig, now: datetime) -> Step:
+    """Set the user's vote, +1 or −1; the last one counts, however often it is given."""
+    after = replace(record, explicit_signal=signal)
+    if after.saved:
+        after.decay_score = decay_score(after, hit_rate, config, now)
+    why = "thumbs up" if signal > 0 else "thumbs down"
+    return Step(after, (describe(record, after, "voted", why, now),))
+
+
+def pin(record: UserDocRecord, now: datetime) -> Step:
+    """Pin a saved document for the user: no decay and no miss streak touches it until `unpin` or removal.
+
+    Raises:
+        InvalidTransitionError: The document is not saved.
+    """
+    if not record.saved:
+        msg = (
+            f"document {record.doc_id!r} of user {record.user_id!r} is {record.user_state}: only a saved document "
+            "can be pinned. RagWikiRetriever.force_pin saves it first."
+        )
+        raise InvalidTransitionError(msg)
+    if record.pinned_by_user:
+        return Step(record)
+    after = replace(move(record, DocumentState.PINNED, now), pinned_by_user=True, cache_miss_streak=0)
+    return Step(after, (describe(record, after, "pinned", "the user pinned it", now),))
+
+
+def unpin(record: UserDocRecord, now: datetime) -> Step:
+    """Take a pin away; the document stays saved.
+
+    Raises:
+        InvalidTransitionError: The document is not pinned.
+    """
+    if record.user_state is not DocumentState.PINNED:
+        msg = (
+            f"document {record.doc_id!r} of user {record.user_id!r} is {record.user_state}, not PINNED: "
+            "there is no pin to take away"
+        )
+        raise InvalidTransitionError(msg)
+    after = replace(move(record, DocumentState.CLAIMED, now), cache_miss_streak=0)
+    return Step(after, (describe(record, after, "unpinned", "the user unpinned it", now),))
+
+
+def remove(record: UserDocRecord, now: datetime) -> Step:
+    """Remove a document for the user, whatever its state; nothing is suggested about it for 30 days."""
+    after = replace(move(record, DocumentState.DEMOTED, now), no_resiluggest_until=now + REMOVAL_QUIET)
+    if record.user_state is DocumentState.DEMOTED:
+        return Step(after)
+    return Step(after, (describe(record, after, "removed", "the user removed it", now),))
+
+
+class DecayEngine:
+    """Runs the rules above over a store.
+
+    Args:
+        store: Where the records are.
+        state_machine: Kept for compatibility; the table in `state_machine` rules.
+        config: Weights, thresholds and hold days.
+        chunk_store: Where the saved chunks are; by default beside the state. A retriever that keeps them
+            elsewhere (`wiki_save_dir`) has it as `retriever.chunk_store`.
+        clock: Tells the time where a call does not.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        state_machine: StateMachine | None = None,
+        config: DecayConfig | None = None,
+        chunk_store: ChunkStore | None = None,
+        *,
+        clock: Clock = utc_now,
+    ) -> None:
+        self._store = store
+        self._state_machine = state_machine or StateMachine(clock)
+        self.config = config or DecayConfig()
+        self._chunk_store = chunk_store or store.chunk_store
+        self._clock = clock
+
+    def run_for_user(self, user_id: str, now: datetime | None = None) -> list[DecayResult]:
+        """Score all saved documents of a user and move those whose time has come.
+
+        Documents are taken in pages, each in one atomic change, so whatever the user does meanwhile stands.
+        Running it again at the same time changes nothing.
+
+        Returns:
+            A result per saved document, in the order of their ids.
+        """
+        moment = as_utc(now or self._clock())
+        results: list[DecayResult] = []
+        for page in self._store.pages(user_id, SAVED_STATES):
+            results += self._run_page(user_id, page, moment)
+        return sorted(results, key=lambda result: result.doc_id)
+
+    def _run_page(self, user_id: str, page: list[UserDocRecord], now: datetime) -> list[DecayResult]:
+        rates = self._hit_rates(user_id, page)
+
+        def decide(view: UserView) -> UserChange:
+            before = {doc_id: record for doc_id, record in view.records.items() if record.saved}
+            steps = {
+                doc_id: apply_decay(record, rates.get(doc_id, 0.0), self.config, now)
+                for doc_id, record in before.items()
+            }
+            gone = [doc_id for doc_id, step in steps.items() if not step.record.saved]
+            return UserChange(
+                records=[step.record for doc_id, step in steps.items() if step.record != before[doc_id]],
+                contents=dict.fromkeys(gone),
+                clear_texts=gone,
+                events=[event for step in steps.values() for event in step.events],
+                outcome=[(before[doc_id], step.record) for doc_id, step in steps.items()],
+            )
+
+        pairs: list[tuple[UserDocRecord, UserDocRecord]]
+        pairs = self._store.change(user_id, [record.doc_id for record in page], decide).outcome
+        for before, after in pairs:
+            if not after.saved:
+                self._chunk_store.drop(user_id, after.doc_id, before.copy_id)
+        return [_result(before, after) for before, after in pairs]
+
+    def _hit_rates(self, user_id: str, page: list[UserDocRecord]) -> dict[str, float]:
+        rates = self._chunk_store.hit_rates(
+            user_id, {record.doc_id: (record.copy_id, record.chunk_count) for record in page if record.copy_id}
+        )
+        # A record that was written by hand names no copy; its chunks, if any, are the newest ones.
+        for record in page:
+            if record.copy_id is None:
+                rates[record.doc_id] = self._chunk_store.get_hit_rate(user_id, record.doc_id)
+        return rates
+
+    def thumbs_up(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
+        """Note the user's yes.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        return self._vote(user_id, doc_id, 1.0, now)
+
+    def thumbs_down(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
+        """Note the user's no. A pin of the user's own stays: a vote is not `unpin`.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        return self._vote(user_id, doc_id, -1.0, now)
+
+    def force_pin(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
+        """Pin a saved document for the user.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+            InvalidTransitionError: It is not saved.
+        """
+        return self._act(user_id, doc_id, now, pin)
+
+    def unpin(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
+        """Take a pin away; the document stays saved.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+            InvalidTransitionError: It is not pinned.
+        """
+        return self._act(user_id, doc_id, now, unpin)
+
+    def force_remove(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
+        """Remove a document for the user: copy, content and retrieved texts go, the history stays.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        removed = self._act(user_id, doc_id, now, remove)
+        # Also when it was removed before: an earlier try may have failed here.
+        self._chunk_store.delete(user_id, doc_id)
+        return removed
+
+    def _vote(self, user_id: str, doc_id: str, signal: float, now: datetime | None) -> UserDocRecord:
+        record = self._store.get(user_id, doc_id)
+        rate = self._hit_rates(user_id, [record]).get(doc_id, 0.0) if record is not None and record.saved else 0.0
+        return self._act(user_id, doc_id, now, lambda record, moment: vote(record, signal, rate, self.config, moment))
+
+    def _act(
+        self,
+        user_id: str,
+        doc_id: str,
+        now: datetime | None,
+        rule: Callable[[UserDocRecord, datetime], Step],
+    ) -> UserDocRecord:
+        moment = as_utc(now or self._clock())
+
+        def decide(view: UserView) -> UserChange:
+            step = rule(known(view, doc_id), moment)
+            gone = [doc_id] if step.record.user_state is DocumentState.DEMOTED else []
+            return UserChange(records=[step.record], events=step.events, contents=dict.fromkeys(gone), clear_texts=gone)
+
+        return self._store.change(user_id, [doc_id], decide).records[0]
+
+
+def _result(before: UserDocRecord, after: UserDocRecord) -> DecayResult:
+    return DecayResult(
+        doc_id=after.doc_id,
+        old_state=before.user_state,
+        new_state=after.user_state,
+        old_score=before.decay_score,
+        new_score=after.decay_score,
+        transitioned=before.user_state != after.user_state,
+    )

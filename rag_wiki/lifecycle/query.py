@@ -1,0 +1,188 @@
+"""What a query does to a user's records: one function of what is known, what was found, and now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from rag_wiki.lifecycle.decay_engine import demote
+from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch, lapse
+from rag_wiki.lifecycle.state_machine import StateMachine, describe
+from rag_wiki.storage.records import RetrievedText, UserChange, UserDocRecord, UserView
+
+__all__ = ["FetchedDocument", "QueryFindings", "QueryOutcome", "QueryRules", "account_for_query"]
+
+MOST_TEXTS = 64
+MOST_TEXT_CHARS = 200_000
+"""Bounds of what is kept of an unsaved document for saving it."""
+
+
+@dataclass(frozen=True)
+class QueryRules:
+    """The settings that counting goes by."""
+
+    fetch_threshold: int
+    reset_threshold: int
+    max_cache_miss_streak: int
+
+
+@dataclass(frozen=True)
+class FetchedDocument:
+    """A document in the global results of a query."""
+
+    doc_title: str
+    doc_path: str
+    texts: tuple[RetrievedText, ...] = ()
+    in_place_of_copy: bool = False
+    """It is saved, but its copy could not answer, and the source's text was served instead."""
+
+
+@dataclass(frozen=True)
+class QueryFindings:
+    """What a query found."""
+
+    fetched: Mapping[str, FetchedDocument] = field(default_factory=dict)
+    answered: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Saved documents whose copy answered: document id → (copy id, chunk indices)."""
+    matched: Collection[str] = frozenset()
+    """Saved documents with a chunk at or above the threshold, whether or not there was room for them."""
+    stale: Mapping[str, str] = field(default_factory=dict)
+    """Saved documents whose source was seen to differ: document id → what was seen."""
+    searched: Collection[str] | None = None
+    """Saved documents that a semantic search compared; `None` when none ran."""
+
+
+@dataclass(frozen=True)
+class QueryOutcome:
+    """What came of it, for whoever asked."""
+
+    records: Mapping[str, UserDocRecord]
+    """The records of all documents concerned, as they are now."""
+    suggestions: Sequence[SuggestionEvent] = ()
+    dropped: Sequence[tuple[str, str | None]] = ()
+    """Documents that were let go, with the copies that are now nobody's: (document id, copy id)."""
+
+
+def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, now: datetime) -> UserChange:
+    """Count what was fetched, credit what answered, let lapse and demote what was missed too often.
+
+    Records in the change are as of after the clocks moved. A document that is not in the view and was
+    not fetched is none of this query's business: its misses are the movement of the clocks.
+    """
+    after: dict[str, UserDocRecord] = {}
+    steps: list[Step] = []
+    texts: list[RetrievedText] = []
+    clear: list[str] = []
+    for doc_id in dict.fromkeys([*view.records, *found.fetched]):
+        record = view.records.get(doc_id)
+        step = _account_for_document(record, doc_id, view, found, rules, now)
+        if step is None:
+            continue
+        kept, fresh = _keep_texts(record, step.record, found, doc_id)
+        if record is not None and step.record.stale_since is not None and record.stale_since is None:
+            clear.append(doc_id)
+        step = replace(step, record=kept)
+        texts += fresh
+        steps.append(step)
+        after[doc_id] = kept
+    records = {**view.records, **after}
+    gone = [doc_id for doc_id, record in after.items() if doc_id in view.records and _let_go(view, record)]
+    return UserChange(
+        records=list(after.values()),
+        contents=dict.fromkeys(gone),
+        events=[event for step in steps for event in step.events],
+        texts=texts,
+        clear_texts=[*clear, *gone],
+        chunk_hits={doc_id: hits for doc_id, hits in found.answered.items() if doc_id in after and hits[1]},
+        hit_at=now,
+        queries=1,
+        searches=0 if found.searched is None else 1,
+        outcome=QueryOutcome(
+            records,
+            [step.suggestion for step in steps if step.suggestion is not None],
+            [(doc_id, view.records[doc_id].copy_id) for doc_id in gone],
+        ),
+    )
+
+
+def _let_go(view: UserView, record: UserDocRecord) -> bool:
+    return view.records[record.doc_id].saved and not record.saved
+
+
+def _account_for_document(
+    record: UserDocRecord | None,
+    doc_id: str,
+    view: UserView,
+    found: QueryFindings,
+    rules: QueryRules,
+    now: datetime,
+) -> Step | None:
+    fetched = found.fetched.get(doc_id)
+    if record is None or not record.saved:
+        if fetched is not None:
+            named = record or StateMachine.make_surfaced(view.user_id, doc_id, "", "")
+            named = replace(named, doc_title=fetched.doc_title, doc_path=fetched.doc_path)
+            return count_fetch(
+                named, fetch_threshold=rules.fetch_threshold, reset_threshold=rules.reset_threshold, now=now
+            )
+        if record is not None and record.counting and record.queries_missed + 1 >= rules.reset_threshold:
+            return lapse(replace(record, queries_missed=record.queries_missed + 1), rules.fetch_threshold, now)
+        return None
+    return _account_for_saved(record, fetched, found, rules, now)
+
+
+def _account_for_saved(
+    record: UserDocRecord,
+    fetched: FetchedDocument | None,
+    found: QueryFindings,
+    rules: QueryRules,
+    now: datetime,
+) -> Step | None:
+    doc_id = record.doc_id
+    events = []
+    after = record
+    if doc_id in found.stale and record.stale_since is None:
+        after = replace(after, stale_since=now)
+        events.append(describe(record, after, "stale", found.stale[doc_id], now))
+    if doc_id in found.answered or (fetched is not None and fetched.in_place_of_copy):
+        after = replace(after, fetch_count=after.fetch_count + 1, last_fetched_at=now, queries_missed=0)
+    if doc_id in found.matched:
+        return Step(replace(after, cache_miss_streak=0), tuple(events))
+    if found.searched is not None and record.streak_counts:
+        streak = record.cache_miss_streak + 1
+        if doc_id not in found.searched:
+            # Its vectors could not be compared this time; that is no miss.
+            after = replace(after, cache_miss_streak=0)
+        elif streak >= rules.max_cache_miss_streak:
+            gone = demote(replace(after, cache_miss_streak=streak), f"no hit in {streak} searches in a row", now)
+            return Step(gone.record, (*events, *gone.events))
+        elif after is not record:
+            after = replace(after, cache_miss_streak=streak)
+    return None if after is record else Step(after, tuple(events))
+
+
+def _keep_texts(
+    before: UserDocRecord | None, record: UserDocRecord, found: QueryFindings, doc_id: str
+) -> tuple[UserDocRecord, list[RetrievedText]]:
+    """Add the retrieved texts that are new to what is kept for saving, within bounds.
+
+    For a saved document texts are kept only while they can serve a refresh: when its copy is stale, or was
+    made of retrieved texts and may be incomplete.
+    """
+    fetched = found.fetched.get(doc_id)
+    wanted = not record.saved or record.stale_since is not None or record.content_source == "retrieved"
+    if fetched is None or not wanted:
+        return record, []
+    newly_stale = record.stale_since is not None and (before is None or before.stale_since is None)
+    known = () if newly_stale else record.retrieved
+    chars = 0 if newly_stale else record.retrieved_chars
+    fresh: list[RetrievedText] = []
+    for text in fetched.texts:
+        seen = text.digest in known or any(text.digest == other.digest for other in fresh)
+        if not seen and len(known) + len(fresh) < MOST_TEXTS and chars + len(text.text) <= MOST_TEXT_CHARS:
+            fresh.append(text)
+            chars += len(text.text)
+    if not fresh and not newly_stale:
+        return record, []
+    return replace(record, retrieved=(*known, *(text.digest for text in fresh)), retrieved_chars=chars), fresh

@@ -1,0 +1,459 @@
+"""What happens between a query and its answer, apart from asking the wrapped retriever.
+
+`search_copies` gathers what the saved copies say; `conclude` decides (by the pure functions of `answer`
+and `lifecycle.query`), applies it in one atomic change, and tells of it. Both are procedures, so the
+blocking and the awaiting retriever share every line of them (see `rag_wiki.steps`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import RunnableConfig
+
+from rag_wiki.answer import (
+    Answer,
+    CachedDocument,
+    CopyVerdict,
+    GlobalDocument,
+    compose,
+    describe_sources,
+    read_global,
+    unavailable_copy,
+)
+from rag_wiki.clock import Clock
+from rag_wiki.config import RagWikiRetrieverConfig
+from rag_wiki.errors import ConfigurationError, CorruptDataError, EmbeddingUnavailableError
+from rag_wiki.lifecycle.fetch_counter import SuggestionEvent
+from rag_wiki.lifecycle.query import QueryOutcome, QueryRules, account_for_query
+from rag_wiki.saving import SaveOrder, Saver
+from rag_wiki.search.embedding import FoundEmbeddings, check_query_vector, find_embeddings, fingerprint
+from rag_wiki.search.index import ChunkHit, DocumentHits, IndexedDocument, UserIndex, shared_cache
+from rag_wiki.steps import Procedure, Step, blocking, call_user
+from rag_wiki.storage.base import StateStore
+from rag_wiki.storage.chunk_store import ChunkStore
+from rag_wiki.storage.records import QueryStart, UserChange, UserView
+from rag_wiki.transparency.latest import LatestProvenance
+from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
+
+__all__ = ["AccessCheck", "CacheFindings", "Call", "Recall", "SuggestionCallback"]
+
+logger = logging.getLogger("rag_wiki")
+
+AccessCheck: TypeAlias = Callable[[str, str], bool | Awaitable[bool]]
+SuggestionCallback: TypeAlias = Callable[[SuggestionEvent], Any]
+
+_MOST_IDLE = 200
+"""Idle documents that one query settles at most; the next query takes the next ones."""
+_MOST_VERDICTS = 10_000
+_MOST_WARNINGS = 1_000
+_OTHER_MODEL = "other embedding model"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: whose, what, how much, and what goes to the wrapped retriever."""
+
+    query: str
+    user_id: str
+    k: int | None
+    config: RunnableConfig
+    arguments: dict[str, Any]
+    now: datetime
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Note how long a stage takes, in milliseconds."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timings[stage] = (time.perf_counter() - start) * 1000
+
+
+@dataclass
+class CacheFindings:
+    """What the search in the saved copies found."""
+
+    start: QueryStart | None = None
+    """`None` when the state store did not answer."""
+    index: UserIndex | None = None
+    mode: str = "none"
+    searched: frozenset[str] | None = None
+    cached: list[CachedDocument] = field(default_factory=list)
+    unavailable: dict[str, WithheldCopy] = field(default_factory=dict)
+    """Saved documents whose copy may not or can't answer."""
+    wanted: set[str] = field(default_factory=set)
+    """Documents among the unavailable ones that would have answered."""
+    degraded: list[str] = field(default_factory=list)
+
+    def withhold(self, document: IndexedDocument, reason: str) -> None:
+        """Keep back a copy that would have answered."""
+        self.unavailable[document.record.doc_id] = unavailable_copy(document, reason)
+        self.wanted.add(document.record.doc_id)
+
+
+class Recall:
+    """The personal layer of a retriever: its stores, its rules, and what it keeps in this process.
+
+    A retriever and its copies for other users share one.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        chunks: ChunkStore,
+        config: RagWikiRetrieverConfig,
+        clock: Clock,
+        *,
+        saver: Saver,
+        embedding_model: Embeddings | None,
+        global_retriever: object,
+        on_suggestion: SuggestionCallback | None,
+        access_check: AccessCheck | None,
+    ) -> None:
+        self.store = store
+        self.chunks = chunks
+        self.config = config
+        self.clock = clock
+        self.saver = saver
+        self.cache = shared_cache(chunks, config.index_max_bytes)
+        self.latest = LatestProvenance()
+        self._rules = QueryRules(config.fetch_threshold, config.reset_threshold, config.decay.max_cache_miss_streak)
+        self._embedding_model = embedding_model
+        self._global_retriever = global_retriever
+        self._on_suggestion = on_suggestion
+        self._access_check = access_check
+        self._warned: set[str] = set()
+        self._verdicts: OrderedDict[tuple[str, str, str, str], CopyVerdict] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recall:
+        # Locks and caches can't be copied and need not be: a copy of the retriever shares them.
+        return self
+
+    @property
+    def embeddings(self) -> FoundEmbeddings:
+        """The model given, else the one found in the wrapped retriever, looked up anew: it may get one later."""
+        if self._embedding_model is not None:
+            return FoundEmbeddings(self._embedding_model)
+        return find_embeddings(self._global_retriever)
+
+    def model_name(self, model: Embeddings) -> str:
+        """The fingerprint of a model."""
+        return fingerprint(model, self.config.embedding_name)
+
+    def needed_embeddings(self, what: str) -> Embeddings:
+        """The embedding model, or an error that says how to give one."""
+        found = self.embeddings
+        if found.model is None:
+            msg = (
+                f"{what} needs an embedding model, and {found.reason}. "
+                "Pass one: RagWikiRetriever(..., embedding_model=...). Nothing was changed."
+            )
+            raise EmbeddingUnavailableError(msg)
+        return found.model
+
+    def _warn_once(self, key: str, message: str, *arguments: object) -> None:
+        with self._lock:
+            if key in self._warned or len(self._warned) > _MOST_WARNINGS:
+                return
+            self._warned.add(key)
+        logger.warning(message, *arguments)
+
+    def _verdict(self, key: tuple[str, str, str, str]) -> CopyVerdict | None:
+        with self._lock:
+            return self._verdicts.get(key)
+
+    def _remember_verdict(self, key: tuple[str, str, str, str], verdict: CopyVerdict) -> None:
+        with self._lock:
+            self._verdicts[key] = verdict
+            while len(self._verdicts) > _MOST_VERDICTS:
+                self._verdicts.popitem(last=False)
+
+    def search_copies(self, call: Call) -> Procedure[CacheFindings]:
+        """Search the user's saved copies. Never raises: what fails is said in `degraded`."""
+        found = CacheFindings()
+        try:
+            with call.timed("begin"):
+                found.start = yield blocking(
+                    self.store.begin_query,
+                    call.user_id,
+                    self.config.reset_threshold,
+                    self.config.decay.max_cache_miss_streak,
+                )
+            if found.start.saved:
+                yield from self._search_index(call, found, found.start)
+        except Exception as error:  # a personal layer that is down must not take retrieval down with it
+            if found.start is None:
+                self._degrade(found.degraded, "the state store did not answer, nothing is counted", error)
+            else:
+                self._degrade(found.degraded, "saved copies could not be searched", error)
+                found.cached, found.searched, found.mode = [], None, "none"
+        return found
+
+    def _search_index(self, call: Call, found: CacheFindings, start: QueryStart) -> Procedure[None]:
+        model = self.embeddings.model
+        vector = None
+        if model is not None:
+            try:
+                with call.timed("embed"):
+                    vector = check_query_vector((yield _embed_query(model, call.query)))
+            except Exception as error:  # somebody else's model may raise anything
+                self._degrade(found.degraded, "the query could not be embedded, saved copies were not searched", error)
+                return
+        with call.timed("search"):
+            hits = yield blocking(self._match, call, found, start, model, vector)
+        allowed = yield from self._check_access(call, found, hits)
+        with call.timed("read"):
+            found.cached = yield blocking(self._read_texts, call, found, allowed)
+
+    def _match(
+        self, call: Call, found: CacheFindings, start: QueryStart, model: Embeddings | None, vector: Any
+    ) -> list[DocumentHits]:
+        name = None if model is None else self.model_name(model)
+        index = self.cache.get(self.store, self.chunks, call.user_id, start.revision, name)
+        found.index = index
+        found.unavailable = {doc_id: unavailable_copy(index.documents[doc_id], why) for doc_id, why in index.problems}
+        if vector is not None and index.size and vector.shape[0] != index.width:
+            # The model changed its width under its old name.
+            for document in index.searched():
+                found.unavailable[document.record.doc_id] = unavailable_copy(document, _OTHER_MODEL)
+        foreign = sorted(doc_id for doc_id, kept in found.unavailable.items() if kept.reason == _OTHER_MODEL)
+        if foreign:
+            found.degraded.append(
+                f"{len(foreign)} saved documents are of another embedding model; reindex() renews them"
+            )
+            self._warn_once(
+                f"foreign:{call.user_id}:{name}",
+                "saved documents of user %r were embedded by another model than %s and are not searched; "
+                "reindex() embeds them anew: %s",
+                call.user_id,
+                name,
+                foreign[:10],
+            )
+        if vector is None:
+            found.mode = "keyword"
+            return _keyword_hits(index, call.query, self.config.local_top_k)
+        if not index.size or vector.shape[0] != index.width:
+            return []
+        found.mode = "semantic"
+        found.searched = index.searched_ids
+        hits = index.search(vector, self.config.similarity_threshold, self.config.local_top_k)
+        return [hit for hit in hits if hit.document.record.doc_id not in found.unavailable]
+
+    def _check_access(
+        self, call: Call, found: CacheFindings, hits: Sequence[DocumentHits]
+    ) -> Procedure[list[DocumentHits]]:
+        if self._access_check is None:
+            return list(hits)
+        allowed = []
+        for hit in hits:
+            doc_id = hit.document.record.doc_id
+            reason = "access denied"
+            try:
+                if (yield call_user(self._access_check, call.user_id, doc_id, name="access_check")):
+                    allowed.append(hit)
+                    continue
+            except ConfigurationError:
+                raise
+            except Exception as error:  # when nobody can say yes, the answer is no
+                self._degrade(found.degraded, f"access to document {doc_id!r} could not be checked", error)
+                reason = "access could not be checked"
+            found.withhold(hit.document, reason)
+        return allowed
+
+    def _read_texts(self, call: Call, found: CacheFindings, hits: Sequence[DocumentHits]) -> list[CachedDocument]:
+        cached = []
+        for hit in hits:
+            record = hit.document.record
+            try:
+                item = self._read_text(call, hit)
+            except CorruptDataError:
+                logger.warning("the saved copy of document %r of user %r is unreadable", record.doc_id, call.user_id)
+                found.withhold(hit.document, "copy unreadable")
+                continue
+            if item is None:
+                found.withhold(hit.document, "copy lost")
+            else:
+                cached.append(item)
+        return cached
+
+    def _read_text(self, call: Call, hit: DocumentHits) -> CachedDocument | None:
+        record = hit.document.record
+        if record.always_full_doc:
+            stored = self.store.get(call.user_id, record.doc_id)
+            if stored is not None and stored.full_content is not None:
+                return CachedDocument(hit, stored.full_content, full_document=True)
+        texts = self.cache.texts(self.chunks, call.user_id, record.doc_id, record.copy_id or "")
+        if texts is None:
+            return None
+        positions = sorted(found.position for found in hit.hits)
+        return CachedDocument(hit, "\n\n".join(texts[position] for position in positions))
+
+    # -- decide and apply ------------------------------------------------------------------------
+
+    def conclude(
+        self, call: Call, documents: Sequence[Document], cache: CacheFindings, start: float
+    ) -> Procedure[tuple[list[Document], ProvenanceBlock]]:
+        """Decide what is served and counted, apply it, and tell of it."""
+        found = [read_global(document, self.config) for document in documents]
+        if any(item.doc_id is None for item in found):
+            self._warn_once("no id", _NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
+        with call.timed("apply"):
+            verdicts = yield blocking(self._judge_copies, call, found, cache)
+            answer = compose(
+                found,
+                cache.cached,
+                verdicts,
+                cache.unavailable,
+                wanted=cache.wanted,
+                searched=cache.searched,
+                k=call.k,
+            )
+            outcome: QueryOutcome = yield blocking(self._apply, call, answer, cache)
+        yield from self._announce(call, outcome, cache)
+        call.timings["total"] = (time.perf_counter() - start) * 1000
+        provenance = ProvenanceBlock(
+            sources=tuple(describe_sources(answer.sources, outcome.records)),
+            suggestions=tuple(outcome.suggestions),
+            user_id=call.user_id,
+            mode=cache.mode,
+            threshold=self.config.similarity_threshold if cache.mode == "semantic" else None,
+            withheld=answer.withheld,
+            degraded=tuple(cache.degraded),
+            timings=dict(call.timings),
+        )
+        return answer.documents, provenance
+
+    def _judge_copies(
+        self, call: Call, found: Sequence[GlobalDocument], cache: CacheFindings
+    ) -> dict[tuple[str, str], CopyVerdict]:
+        """Compare what the source shows with the saved copies. Almost always from memory."""
+        verdicts: dict[tuple[str, str], CopyVerdict] = {}
+        if cache.index is None:
+            return verdicts
+        for item in found:
+            document = cache.index.documents.get(item.doc_id or "")
+            if document is None or item.doc_id is None or document.record.stale_since is not None:
+                continue
+            key = (call.user_id, item.doc_id, document.record.copy_id or "", self._verdict_subject(item))
+            verdict = self._verdict(key)
+            if verdict is None:
+                try:
+                    verdict = self._judge_copy(call, item, document)
+                except Exception as error:
+                    self._degrade(cache.degraded, f"the copy of {item.doc_id!r} could not be checked", error)
+                    continue
+                self._remember_verdict(key, verdict)
+            verdicts[item.doc_id, item.digest] = verdict
+        return verdicts
+
+    def _verdict_subject(self, item: GlobalDocument) -> str:
+        version = item.document.metadata.get(self.config.version_key) if self.config.version_key else None
+        return f"{item.digest}:{item.chunk_index}:{version}"
+
+    def _judge_copy(self, call: Call, item: GlobalDocument, document: IndexedDocument) -> CopyVerdict:
+        record = document.record
+        key = self.config.version_key
+        if key is not None and record.source_version is not None and item.document.metadata.get(key) is not None:
+            version = str(item.document.metadata[key])
+            if version == record.source_version:
+                return CopyVerdict()
+            return CopyVerdict(stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
+        if item.digest in record.retrieved:
+            return CopyVerdict()
+        stored = self.store.get(call.user_id, record.doc_id)
+        content = _flat(stored.full_content or "") if stored is not None else ""
+        if _flat(item.document.page_content) in content:
+            return CopyVerdict()
+        own = document.copy.indices if document.copy is not None else ()
+        if record.content_source == "retrieved" and item.chunk_index is not None and item.chunk_index not in own:
+            return CopyVerdict(is_new=True)
+        return CopyVerdict(stale="the source shows a text that the copy does not contain")
+
+    def _apply(self, call: Call, answer: Answer, cache: CacheFindings) -> QueryOutcome:
+        """Write what the query did, atomically. A store that fails costs the counting, not the answer."""
+        if cache.start is None:
+            return QueryOutcome({})
+        found = answer.findings
+
+        def decide(view: UserView) -> UserChange:
+            return account_for_query(view, found, self._rules, call.now)
+
+        try:
+            concerned = [*found.fetched, *found.matched]
+            change = self.store.change(call.user_id, concerned, decide, idle_keys=cache.start.idle_keys[:_MOST_IDLE])
+        except Exception as error:
+            self._degrade(cache.degraded, "the state store did not answer, this query is not counted", error)
+            return QueryOutcome({})
+        outcome: QueryOutcome = change.outcome
+        try:
+            if self.chunks is not self.store.chunk_store:
+                for doc_id, (copy_id, indices) in change.chunk_hits.items():
+                    self.chunks.record_hits(call.user_id, doc_id, indices, call.now, copy_id=copy_id)
+            for doc_id, dropped in outcome.dropped:
+                self.chunks.drop(call.user_id, doc_id, dropped)
+        except Exception as error:
+            self._degrade(cache.degraded, "the chunk store did not answer, hits are not counted", error)
+        return outcome
+
+    def _announce(self, call: Call, outcome: QueryOutcome, cache: CacheFindings) -> Procedure[None]:
+        """Tell of suggestions, and save at once where that is wanted."""
+        for suggestion in outcome.suggestions:
+            if self._on_suggestion is not None:
+                try:
+                    yield call_user(self._on_suggestion, suggestion, name="on_suggestion")
+                except Exception as error:  # somebody else's callback must not cost the answer
+                    self._degrade(cache.degraded, "on_suggestion failed", error)
+            if self.config.auto_save:
+                order = SaveOrder(call.user_id, suggestion.doc_id, "saved by itself (auto_save)")
+                try:
+                    model = self.needed_embeddings("auto_save")
+                    yield from self.saver.save(order, model)
+                except Exception as error:
+                    self._degrade(cache.degraded, f"document {suggestion.doc_id!r} could not be saved", error)
+
+    def _degrade(self, degraded: list[str], what: str, error: Exception) -> None:
+        sentence = f"{what} ({type(error).__name__})"
+        degraded.append(sentence)
+        logger.warning("%s", sentence, exc_info=error)
+
+
+_NO_ID_WARNING = (
+    "the wrapped retriever returned documents that nothing identifies: their metadata has no %s. They are passed "
+    "through and not tracked. Put one there, or name another key with RagWikiRetrieverConfig(document_id=...)."
+)
+
+
+def _embed_query(model: Embeddings, query: str) -> Step[Any]:
+    return Step(lambda: model.embed_query(query), lambda: model.aembed_query(query))
+
+
+def _keyword_hits(index: UserIndex, query: str, top_k: int) -> list[DocumentHits]:
+    if index.keywords is None:
+        return []
+    hits = []
+    for doc_id, scored in index.keywords.search(query, top_k).items():
+        document = index.documents[doc_id]
+        numbers: tuple[int, ...] = document.copy.indices if document.copy is not None else ()
+        found = tuple(ChunkHit(position, numbers[position], round(score, 6)) for position, score in scored)
+        if document.problem is None and document.record.stale_since is None:
+            hits.append(DocumentHits(document, found, above_threshold=True))
+    return sorted(hits, key=lambda hit: -hit.hits[0].score)
+
+
+def _flat(text: str) -> str:
+    """A text without regard to how its white space is laid out."""
+    return " ".join(text.split())

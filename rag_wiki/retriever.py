@@ -1,0 +1,653 @@
+"""The retriever: gather, decide, apply.
+
+A call begins with what the store knows of the user. Then the saved copies and the wrapped retriever are
+searched at the same time. `answer.compose` decides what is served, `lifecycle.query` what that does to
+the records; one atomic change applies it, and the call's provenance tells of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+    adispatch_custom_event,
+    dispatch_custom_event,
+)
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, run_in_executor
+from langchain_core.vectorstores import VectorStoreRetriever
+from pydantic import ConfigDict, InstanceOf, PrivateAttr
+
+from rag_wiki.clock import Clock, utc_now
+from rag_wiki.config import RagWikiRetrieverConfig
+from rag_wiki.errors import (
+    ConfigurationError,
+    InvalidUserError,
+    UnexpectedArgumentError,
+    UnknownDocumentError,
+)
+from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
+from rag_wiki.lifecycle.fetch_counter import FetchCounter, known
+from rag_wiki.recall import AccessCheck, Call, Recall, SuggestionCallback
+from rag_wiki.saving import DocumentLoader, SaveOrder, Saver
+from rag_wiki.steps import Procedure, arun, blocking, run
+from rag_wiki.storage.base import StateStore
+from rag_wiki.storage.chunk_store import ChunkStore
+from rag_wiki.storage.memory import MemoryStateStore
+from rag_wiki.storage.records import (
+    SAVED_STATES,
+    DocumentEvent,
+    DocumentState,
+    ForgottenUser,
+    UserChange,
+    UserDocRecord,
+    UserView,
+    check_doc_id,
+    check_user_id,
+)
+from rag_wiki.transparency.provenance import ProvenanceBlock
+
+__all__ = ["RagWikiRetriever", "RetrievalResult", "UserStats"]
+
+PROVENANCE_EVENT = "rag_wiki_provenance"
+
+
+class RetrievalResult(NamedTuple):
+    """The documents of a call with its provenance."""
+
+    documents: list[Document]
+    provenance: ProvenanceBlock
+
+
+@dataclass(frozen=True)
+class UserStats:
+    """What is kept about a user, in numbers."""
+
+    user_id: str
+    states: dict[str, int]
+    """Documents by state."""
+    chunks: int
+    """Chunks of saved documents."""
+    stale: int
+    """Saved documents whose source is known to have changed."""
+    index_bytes: int
+    """Bytes of this user's index in this process."""
+    similarity_threshold: float
+    """The cosine from which a saved chunk answers."""
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Threads for searching saved copies beside a blocking call; per process, since threads don't survive a fork."""
+    with _pools_lock:
+        if os.getpid() not in _pools:
+            _pools[os.getpid()] = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rag_wiki")
+        return _pools[os.getpid()]
+
+
+class RagWikiRetriever(BaseRetriever):
+    """Any retriever, with a memory of its user.
+
+    Documents that keep coming back are suggested for saving; saved ones are answered from local copies by
+    cosine similarity; every call says where each piece came from; what is no longer used fades.
+
+    Example:
+        ```python
+        retriever = RagWikiRetriever(
+            global_retriever=vector_store.as_retriever(),
+            user_id="ada",
+        )
+        documents = retriever.invoke("how do I rotate the logs?")
+        print(retriever.last_provenance.render())
+        ```
+
+    The user may be named per call instead: `invoke(query, user_id="bob")`, or
+    `config={"configurable": {"user_id": "bob"}}`, which also reaches it inside a chain. A call's own word wins.
+    A call may say `k` too. Other keyword arguments go to the wrapped retriever.
+
+    Errors of a call: `InvalidUserError` when nobody is named; whatever the wrapped retriever raises. A store or
+    query embedding that fails costs the call its personal layer, not its answer; provenance says so.
+
+    Args:
+        global_retriever: The retriever to wrap: any runnable from a string to a list of documents.
+        user_id: Whose memory, unless a call names another user.
+        state_store: Where it is kept; in this process's memory by default.
+        config: Settings.
+        embedding_model: Embeds saved documents and queries; by default the wrapped retriever's own.
+        on_suggestion: Called with a `SuggestionEvent` when saving a document is suggested; plain or async.
+        chunk_store: Where the chunks of saved documents are kept; by default in `config.wiki_save_dir`, else
+            beside the state.
+        document_loader: Gives the full text of a document that is to be saved, from its record; plain or async.
+        access_check: Asked `(user_id, doc_id)` before a saved copy is served; `False` withholds it. Plain or async.
+        k: Documents in the result at most.
+        clock: Tells the time.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    global_retriever: Runnable[str, list[Document]]
+    user_id: str | None = None
+    state_store: StateStore
+    config: InstanceOf[RagWikiRetrieverConfig]
+    embedding_model: Embeddings | None = None
+    on_suggestion: SuggestionCallback | None = None
+    chunk_store: ChunkStore
+    document_loader: DocumentLoader | None = None
+    access_check: AccessCheck | None = None
+    k: int | None = None
+    clock: Clock = utc_now
+
+    _recall: Recall = PrivateAttr()
+    _counter: FetchCounter = PrivateAttr()
+    _engine: DecayEngine = PrivateAttr()
+
+    def __init__(
+        self,
+        global_retriever: Runnable[str, list[Document]],
+        user_id: str | None = None,
+        state_store: StateStore | None = None,
+        config: RagWikiRetrieverConfig | None = None,
+        embedding_model: Embeddings | None = None,
+        on_suggestion: SuggestionCallback | None = None,
+        chunk_store: ChunkStore | None = None,
+        document_loader: DocumentLoader | None = None,
+        access_check: AccessCheck | None = None,
+        k: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if user_id is not None:
+            check_user_id(user_id)
+        _check_k(k)
+        _check_kind("global_retriever", global_retriever, Runnable, "a LangChain retriever or runnable")
+        settings = RagWikiRetrieverConfig() if config is None else config
+        _check_kind("config", settings, RagWikiRetrieverConfig, "a RagWikiRetrieverConfig")
+        store = MemoryStateStore() if state_store is None else state_store
+        _check_kind("state_store", store, StateStore, "a StateStore")
+        if embedding_model is not None:
+            _check_kind("embedding_model", embedding_model, Embeddings, "a LangChain Embeddings")
+        if chunk_store is None:
+            folder = settings.wiki_save_dir
+            chunk_store = store.chunk_store if folder is None else ChunkStore(folder)
+        elif settings.wiki_save_dir is not None and chunk_store.documents is None:
+            chunk_store = ChunkStore(settings.wiki_save_dir, place=chunk_store.place)
+        super().__init__(  # type: ignore[call-arg]  # pydantic makes the constructor of the fields
+            global_retriever=global_retriever,
+            user_id=user_id,
+            state_store=store,
+            config=settings,
+            embedding_model=embedding_model,
+            on_suggestion=on_suggestion,
+            chunk_store=chunk_store,
+            document_loader=document_loader,
+            access_check=access_check,
+            k=k,
+            **kwargs,
+        )
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Set up what lives beside the fields."""
+        super().model_post_init(context)
+        store, chunks, config, clock = self.state_store, self.chunk_store, self.config, self.clock
+        self._recall = Recall(
+            store,
+            chunks,
+            config,
+            clock,
+            saver=Saver(store, chunks, config, self.document_loader, clock),
+            embedding_model=self.embedding_model,
+            global_retriever=self.global_retriever,
+            on_suggestion=self.on_suggestion,
+            access_check=self.access_check,
+        )
+        self._counter = FetchCounter(store, None, config.fetch_threshold, config.reset_threshold, clock=clock)
+        self._engine = DecayEngine(store, None, config.decay, chunks, clock=clock)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:  # noqa: A002
+        """Answer a query.
+
+        Args:
+            input: The query.
+            config: LangChain's run configuration; `configurable` may name the `user_id`.
+            **kwargs: `user_id` and `k` of this call; anything else goes to the wrapped retriever.
+
+        Raises:
+            InvalidUserError: Nobody is named, or not by a string.
+            UnexpectedArgumentError: The wrapped retriever would drop an argument without a word.
+        """
+        config = ensure_config(config)
+        base, call = self._read_call(input, config, kwargs)
+        return super().invoke(input, config, **base, call=call)
+
+    async def ainvoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:  # noqa: A002
+        """Answer a query without blocking the event loop; otherwise as `invoke`."""
+        config = ensure_config(config)
+        base, call = self._read_call(input, config, kwargs)
+        return await super().ainvoke(input, config, **base, call=call)
+
+    def invoke_with_provenance(
+        self, query: str, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> RetrievalResult:
+        """Answer a query, with the provenance of this very call."""
+        documents = self.invoke(query, config, **kwargs)
+        return RetrievalResult(documents, self._recall.latest.read() or ProvenanceBlock())
+
+    async def ainvoke_with_provenance(
+        self, query: str, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> RetrievalResult:
+        """Answer a query without blocking the event loop, with the provenance of this very call."""
+        documents = await self.ainvoke(query, config, **kwargs)
+        return RetrievalResult(documents, self._recall.latest.read() or ProvenanceBlock())
+
+    @property
+    def last_provenance(self) -> ProvenanceBlock | None:
+        """The provenance of the last call in this thread or task, else of the newest call; `None` before any."""
+        return self._recall.latest.read()
+
+    def for_user(self, user_id: str) -> RagWikiRetriever:
+        """The same retriever for another user; stores and caches are recall."""
+        return self.model_copy(update={"user_id": check_user_id(user_id)})
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
+    ) -> list[Document]:
+        call = call or self._read_call(query, ensure_config(), kwargs)[1]
+        start = time.perf_counter()
+        if self.config.global_search == "on_miss":
+            cache = run(self._recall.search_copies(call))
+            found = [] if cache.cached else self._ask_global(call, run_manager)
+        else:
+            searching = _pool().submit(contextvars.copy_context().run, run, self._recall.search_copies(call))
+            try:
+                found = self._ask_global(call, run_manager)
+            finally:
+                cache = searching.result()
+        documents, provenance = run(self._recall.conclude(call, found, cache, start))
+        self._recall.latest.publish(provenance)
+        if run_manager.handlers:
+            dispatch_custom_event(PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()})
+        return documents
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
+    ) -> list[Document]:
+        call = call or self._read_call(query, ensure_config(), kwargs)[1]
+        start = time.perf_counter()
+        if self.config.global_search == "on_miss":
+            cache = await arun(self._recall.search_copies(call))
+            found = [] if cache.cached else await self._aask_global(call, run_manager)
+        else:
+            searching = asyncio.ensure_future(arun(self._recall.search_copies(call)))
+            try:
+                found = await self._aask_global(call, run_manager)
+            except BaseException:
+                searching.cancel()
+                raise
+            cache = await searching
+        documents, provenance = await arun(self._recall.conclude(call, found, cache, start))
+        self._recall.latest.publish(provenance)
+        if run_manager.handlers:
+            await adispatch_custom_event(
+                PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()}
+            )
+        return documents
+
+    # -- gather ----------------------------------------------------------------------------------
+
+    def _read_call(self, query: str, config: RunnableConfig, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Call]:
+        """Sort out a call's keyword arguments: LangChain's own, ours, and the wrapped retriever's."""
+        arguments = dict(kwargs)
+        base: dict[str, Any] = {name: arguments.pop(name) for name in ("run_id", "verbose") if name in arguments}
+        configurable = config.get("configurable") or {}
+        user_id = arguments.pop("user_id", None)
+        if user_id is None:
+            user_id = configurable.get("user_id")
+        call = Call(
+            query=query,
+            user_id=self._user(user_id),
+            k=_check_k(arguments.pop("k", None)) or self.k,
+            config=config,
+            arguments=_global_arguments(self.global_retriever, arguments),
+            now=self.clock(),
+        )
+        return base, call
+
+    def _user(self, user_id: object = None) -> str:
+        user_id = self.user_id if user_id is None else user_id
+        if user_id is None:
+            msg = (
+                "no user is named: pass user_id to RagWikiRetriever, to this call (user_id=...), or in "
+                "config={'configurable': {'user_id': ...}}"
+            )
+            raise InvalidUserError(msg)
+        return check_user_id(user_id)
+
+    def _child_config(self, call: Call, run_manager: Any) -> RunnableConfig:
+        child: RunnableConfig = {"callbacks": run_manager.get_child()}
+        if call.config.get("configurable"):
+            child["configurable"] = call.config["configurable"]
+        if call.config.get("max_concurrency") is not None:
+            child["max_concurrency"] = call.config["max_concurrency"]
+        return child
+
+    def _ask_global(self, call: Call, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        with call.timed("global"):
+            return list(
+                self.global_retriever.invoke(call.query, self._child_config(call, run_manager), **call.arguments)
+            )
+
+    async def _aask_global(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:
+        with call.timed("global"):
+            config = self._child_config(call, run_manager)
+            return list(await self.global_retriever.ainvoke(call.query, config, **call.arguments))
+
+    # -- the user's actions ----------------------------------------------------------------------
+
+    def accept_suggestion(
+        self, doc_id: str, full_content: str | None = None, user_id: str | None = None
+    ) -> UserDocRecord:
+        """Save a document to the user's knowledge base; again with other content replaces the copy.
+
+        The content is the argument; else what `document_loader` gives; else the file at its path below
+        `config.document_roots`; else the chunks retrieved so far. All or nothing.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+            InvalidDocumentError: The content is blank or not a string.
+            InvalidTransitionError: The document was let go; retrieve it again, or use `force_pin`.
+            ContentNotFoundError: There is nothing to save.
+            EmbeddingUnavailableError: There is no embedding model.
+            EmbeddingError: The model's answer can't be used.
+            DocumentRemovedError: The document was removed while it was being saved.
+        """
+        return run(self._save(SaveOrder(self._user(user_id), doc_id, "the user accepted", full_content)))
+
+    async def aaccept_suggestion(
+        self, doc_id: str, full_content: str | None = None, user_id: str | None = None
+    ) -> UserDocRecord:
+        """`accept_suggestion` without blocking the event loop."""
+        return await arun(self._save(SaveOrder(self._user(user_id), doc_id, "the user accepted", full_content)))
+
+    def refresh(self, doc_id: str, full_content: str | None = None, user_id: str | None = None) -> UserDocRecord:
+        """Replace the saved copy by the document as it is now; its content is found as for saving.
+
+        Raises:
+            InvalidTransitionError: The document is not saved.
+            RagWikiError: As `accept_suggestion`.
+        """
+        return run(self._save(self._refresh_order(doc_id, full_content, user_id)))
+
+    async def arefresh(self, doc_id: str, full_content: str | None = None, user_id: str | None = None) -> UserDocRecord:
+        """`refresh` without blocking the event loop."""
+        return await arun(self._save(self._refresh_order(doc_id, full_content, user_id)))
+
+    def _refresh_order(self, doc_id: str, full_content: str | None, user_id: str | None) -> SaveOrder:
+        return SaveOrder(self._user(user_id), doc_id, "the user refreshed it", full_content, only_saved=True)
+
+    def _save(self, order: SaveOrder) -> Procedure[UserDocRecord]:
+        check_doc_id(order.doc_id)
+        record: UserDocRecord | None = yield blocking(self._recall.store.get, order.user_id, order.doc_id)
+        if record is None:
+            raise UnknownDocumentError(order.user_id, order.doc_id)
+        model = self._recall.needed_embeddings(f"saving document {order.doc_id!r} for user {order.user_id!r}")
+        saved = yield from self._recall.saver.save(order, model)
+        return saved
+
+    def force_pin(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """Make a document part of every answer, until `unpin` or `force_remove`; saves it first if need be.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+            RagWikiError: It is not saved, and saving it failed (see `accept_suggestion`).
+        """
+        return run(self._pin(self._user(user_id), doc_id))
+
+    async def aforce_pin(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """`force_pin` without blocking the event loop."""
+        return await arun(self._pin(self._user(user_id), doc_id))
+
+    def _pin(self, user_id: str, doc_id: str) -> Procedure[UserDocRecord]:
+        check_doc_id(doc_id)
+        record: UserDocRecord | None = yield blocking(self._recall.store.get, user_id, doc_id)
+        if record is not None and not record.saved:
+            order = SaveOrder(user_id, doc_id, "saved to be pinned", pin=True, revive=True)
+            saved = yield from self._save(order)
+            return saved
+        pinned: UserDocRecord = yield blocking(self._engine.force_pin, user_id, doc_id)
+        return pinned
+
+    def unpin(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """Take a pin away; the document stays saved.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+            InvalidTransitionError: It is not pinned.
+        """
+        return self._engine.unpin(self._user(user_id), doc_id)
+
+    async def aunpin(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """`unpin` without blocking the event loop."""
+        return await run_in_executor(None, self.unpin, doc_id, user_id)
+
+    def decline_suggestion(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """Say no to a suggestion; the next one waits for twice as many fetches, and twice that after it.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+            InvalidTransitionError: The document is saved, or was let go.
+        """
+        return self._counter.decline_suggestion(self._user(user_id), doc_id)
+
+    async def adecline_suggestion(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """`decline_suggestion` without blocking the event loop."""
+        return await run_in_executor(None, self.decline_suggestion, doc_id, user_id)
+
+    def thumbs_up(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """Vote for a document; the last vote counts.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        return self._engine.thumbs_up(self._user(user_id), doc_id)
+
+    async def athumbs_up(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """`thumbs_up` without blocking the event loop."""
+        return await run_in_executor(None, self.thumbs_up, doc_id, user_id)
+
+    def thumbs_down(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """Vote against a document; the last vote counts.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        return self._engine.thumbs_down(self._user(user_id), doc_id)
+
+    async def athumbs_down(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """`thumbs_down` without blocking the event loop."""
+        return await run_in_executor(None, self.thumbs_down, doc_id, user_id)
+
+    def force_remove(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """Remove a document from the user's knowledge base: copy, content, retrieved texts. Twice is no error.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        return self._engine.force_remove(self._user(user_id), doc_id)
+
+    async def aforce_remove(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
+        """`force_remove` without blocking the event loop."""
+        return await run_in_executor(None, self.force_remove, doc_id, user_id)
+
+    def set_always_full_doc(self, doc_id: str, enabled: bool = True, user_id: str | None = None) -> UserDocRecord:
+        """Answer with the whole saved document instead of its best chunks.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        user = self._user(user_id)
+
+        def decide(view: UserView) -> UserChange:
+            return UserChange(records=[replace(known(view, doc_id), always_full_doc=bool(enabled))])
+
+        return self._recall.store.change(user, [doc_id], decide).records[0]
+
+    async def aset_always_full_doc(
+        self, doc_id: str, enabled: bool = True, user_id: str | None = None
+    ) -> UserDocRecord:
+        """`set_always_full_doc` without blocking the event loop."""
+        return await run_in_executor(None, self.set_always_full_doc, doc_id, enabled, user_id)
+
+    def run_decay(self, user_id: str | None = None) -> list[DecayResult]:
+        """Score the user's saved documents now; promote and let go those whose time has come."""
+        return self._engine.run_for_user(self._user(user_id))
+
+    async def arun_decay(self, user_id: str | None = None) -> list[DecayResult]:
+        """`run_decay` without blocking the event loop."""
+        return await run_in_executor(None, self.run_decay, user_id)
+
+    def reindex(self, user_id: str | None = None) -> list[str]:
+        """Embed anew the saved documents whose copy is lost or of another embedding model; returns their ids.
+
+        Raises:
+            EmbeddingUnavailableError: There is no embedding model.
+        """
+        return run(self._reindex(self._user(user_id)))
+
+    async def areindex(self, user_id: str | None = None) -> list[str]:
+        """`reindex` without blocking the event loop."""
+        return await arun(self._reindex(self._user(user_id)))
+
+    def _reindex(self, user_id: str) -> Procedure[list[str]]:
+        model = self._recall.needed_embeddings(f"re-indexing the documents of user {user_id!r}")
+        saved = yield blocking(self._saved_ids, user_id)
+        done: list[str] = []
+        for doc_id in saved:
+            renewed = yield from self._recall.saver.reindex(user_id, doc_id, model)
+            done += [doc_id] if renewed else []
+        return done
+
+    def _saved_ids(self, user_id: str) -> list[str]:
+        return [record.doc_id for record in self._recall.store.list_by_state(user_id, SAVED_STATES, content=False)]
+
+    # -- looking at it -----------------------------------------------------------------------------
+
+    def documents(
+        self, states: Iterable[DocumentState | str] | None = None, user_id: str | None = None
+    ) -> list[UserDocRecord]:
+        """The user's records in `states` (all when `None`), sorted by id, without their content.
+
+        `state_store.get(user_id, doc_id)` has the content.
+        """
+        wanted = None if states is None else [DocumentState(state) for state in states]
+        return self._recall.store.list_by_state(self._user(user_id), wanted, content=False)
+
+    async def adocuments(
+        self, states: Iterable[DocumentState | str] | None = None, user_id: str | None = None
+    ) -> list[UserDocRecord]:
+        """`documents` without blocking the event loop."""
+        return await run_in_executor(None, self.documents, states, user_id)
+
+    def history(self, doc_id: str, user_id: str | None = None) -> list[DocumentEvent]:
+        """What happened to a document, oldest first: when, why, and at which count and score.
+
+        Raises:
+            UnknownDocumentError: The user never met the document.
+        """
+        user = self._user(user_id)
+        events = self._recall.store.history(user, doc_id)
+        if not events and self._recall.store.get(user, doc_id) is None:
+            raise UnknownDocumentError(user, doc_id)
+        return events
+
+    async def ahistory(self, doc_id: str, user_id: str | None = None) -> list[DocumentEvent]:
+        """`history` without blocking the event loop."""
+        return await run_in_executor(None, self.history, doc_id, user_id)
+
+    def stats(self, user_id: str | None = None) -> UserStats:
+        """What is kept about the user, in numbers."""
+        user = self._user(user_id)
+        states = dict.fromkeys((state.value for state in DocumentState), 0)
+        chunks = stale = 0
+        for page in self._recall.store.pages(user):
+            for record in page:
+                states[record.user_state.value] += 1
+                chunks += record.chunk_count
+                stale += record.stale_since is not None
+        index_bytes = self._recall.cache.nbytes(user)
+        return UserStats(user, states, chunks, stale, index_bytes, self.config.similarity_threshold)
+
+    async def astats(self, user_id: str | None = None) -> UserStats:
+        """`stats` without blocking the event loop."""
+        return await run_in_executor(None, self.stats, user_id)
+
+    def forget_user(self, user_id: str | None = None) -> ForgottenUser:
+        """Remove every trace of the user from the state store, the chunk store and this process, and count it."""
+        user, recall = self._user(user_id), self._recall
+        files = recall.chunks.documents.count(user) if recall.chunks.documents is not None else 0
+        beside = recall.store.forget_user(user)
+        elsewhere = 0 if recall.chunks is recall.store.chunk_store else recall.chunks.delete_user(user)
+        recall.cache.forget(user)
+        return replace(beside, chunks=beside.chunks + elsewhere, files=files)
+
+    async def aforget_user(self, user_id: str | None = None) -> ForgottenUser:
+        """`forget_user` without blocking the event loop."""
+        return await run_in_executor(None, self.forget_user, user_id)
+
+    @property
+    def decay_engine(self) -> DecayEngine:
+        """The engine over this retriever's stores, for a `DecayScheduler`."""
+        return self._engine
+
+
+def _check_k(k: object) -> int | None:
+    if k is None:
+        return None
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        msg = f"k must be a whole number from 1 on, or None, got {k!r}"
+        raise ConfigurationError(msg)
+    return k
+
+
+def _check_kind(name: str, value: object, kind: type, wanted: str) -> None:
+    if not isinstance(value, kind):
+        msg = f"{name} must be {wanted}, got {type(value).__name__}"
+        raise ConfigurationError(msg)
+
+
+def _global_arguments(retriever: Runnable[str, list[Document]], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The call-time arguments as the wrapped retriever takes them.
+
+    Raises:
+        UnexpectedArgumentError: It would drop them without a word.
+    """
+    if not arguments:
+        return {}
+    inner: Any = retriever
+    while not isinstance(inner, BaseRetriever) and isinstance(getattr(inner, "bound", None), Runnable):
+        inner = inner.bound
+    if isinstance(inner, VectorStoreRetriever):
+        # At call time it takes single search arguments, and would bury a dictionary of them.
+        return {**arguments.pop("search_kwargs", {}), **arguments}
+    if isinstance(inner, BaseRetriever) and not inner._expects_other_args:
+        msg = (
+            f"{type(inner).__name__} takes no arguments at call time and would ignore {', '.join(sorted(arguments))}; "
+            "RagWikiRetriever itself takes user_id and k"
+        )
+        raise UnexpectedArgumentError(msg)
+    return arguments

@@ -1,0 +1,1 @@
+"""Finding what a user's saved copies say about a query."""

@@ -1,0 +1,389 @@
+"""The per-user index: one matrix of unit rows over all saved chunks, kept in process.
+
+An index is a cache of what the stores hold. It is rebuilt, document by document, when the user's
+revision moved; documents that did not change are taken over as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_wiki.errors import CorruptDataError
+from rag_wiki.search.keyword import KeywordIndex
+from rag_wiki.storage.base import StateStore
+from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, unit_rows
+from rag_wiki.storage.records import SAVED_STATES, DocumentState, UserDocRecord
+
+__all__ = ["ChunkHit", "DocumentHits", "IndexCache", "IndexedDocument", "UserIndex", "shared_cache"]
+
+Matrix: TypeAlias = NDArray[np.float32]
+
+_ROUNDING = 1e-6
+"""Cosines of float32 unit vectors are good to about this; an equal one must count as equal."""
+
+
+@dataclass(frozen=True)
+class ChunkHit:
+    """A chunk that matched."""
+
+    position: int
+    """Its place in the copy."""
+    chunk_index: int
+    score: float
+
+
+@dataclass(frozen=True)
+class IndexedDocument:
+    """A saved document as the index knows it."""
+
+    record: UserDocRecord
+    copy: ChunkCopy | None
+    """The copy without texts and vectors; `None` when it is lost or unreadable."""
+    problem: str | None = None
+    """Why the copy can't answer: `copy lost`, `copy unreadable`, `other embedding model`."""
+    start: int = 0
+    """Its first row in the matrix."""
+
+    @property
+    def stop(self) -> int:
+        """The row after its last."""
+        return self.start + (len(self.copy.indices) if self.copy is not None and self.problem is None else 0)
+
+
+@dataclass(frozen=True)
+class DocumentHits:
+    """The best chunks of a document, best first."""
+
+    document: IndexedDocument
+    hits: tuple[ChunkHit, ...]
+    above_threshold: bool
+    """False for a pinned document that is included although nothing of it reached the threshold."""
+
+
+@dataclass
+class _Buffer:
+    """Rows with room to grow; only the newest index on it may append."""
+
+    rows: Matrix
+    used: int
+
+
+@dataclass(frozen=True)
+class UserIndex:
+    """A user's saved documents at one revision. Never changed; a newer one may share its rows."""
+
+    revision: int
+    embedding: str
+    """The fingerprint of the model whose vectors are in the matrix."""
+    documents: dict[str, IndexedDocument]
+    """In the order of their rows; those without rows anywhere."""
+    width: int
+    buffer: _Buffer
+    size: int
+    keywords: KeywordIndex | None = field(default=None, compare=False)
+
+    @property
+    def matrix(self) -> Matrix:
+        """(rows, width) float32 unit rows."""
+        return self.buffer.rows[: self.size]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for this user."""
+        return self.buffer.rows.nbytes + (self.keywords.nbytes if self.keywords else 0) + 512 * len(self.documents)
+
+    @cached_property
+    def _compared(self) -> tuple[list[IndexedDocument], NDArray[np.intp], list[int]]:
+        """The documents with rows in the order of their rows, where each begins, and which are pinned."""
+        documents = [document for document in self.documents.values() if document.stop > document.start]
+        starts = np.fromiter((document.start for document in documents), dtype=np.intp, count=len(documents))
+        pinned = [at for at, item in enumerate(documents) if item.record.user_state is DocumentState.PINNED]
+        return documents, starts, pinned
+
+    @cached_property
+    def problems(self) -> list[tuple[str, str]]:
+        """The documents whose copy can't answer or should not, and why."""
+        return [
+            (doc_id, document.problem or "stale")
+            for doc_id, document in self.documents.items()
+            if document.problem is not None or document.record.stale_since is not None
+        ]
+
+    def searched(self) -> list[IndexedDocument]:
+        """The documents whose vectors are compared."""
+        return self._compared[0]
+
+    @cached_property
+    def searched_ids(self) -> frozenset[str]:
+        """Their ids."""
+        return frozenset(document.record.doc_id for document in self.searched())
+
+    def search(self, query: Matrix, threshold: float, top_k: int) -> list[DocumentHits]:
+        """The best `top_k` chunks at or above the threshold of each document, by cosine to a unit vector (dim,).
+
+        A PINNED document is always in the result, with its single best chunk when none reached the threshold.
+        The result is in the order of the best scores.
+        """
+        documents, starts, pinned = self._compared
+        if not documents or query.shape[0] != self.width or not query.any():
+            return []
+        scores = np.clip(self.matrix @ query, -1.0, 1.0)
+        found: dict[int, list[int]] = {}
+        rows = np.flatnonzero(scores >= threshold - _ROUNDING)
+        if rows.size:
+            owners = np.searchsorted(starts, rows, side="right") - 1
+            # By document, best first; the rank within a document is the distance from where it begins.
+            order = np.lexsort((rows, -scores[rows], owners))
+            rows, owners = rows[order], owners[order]
+            ranks = np.arange(rows.size) - np.searchsorted(owners, owners, side="left")
+            for row, owner in zip(rows[ranks < top_k].tolist(), owners[ranks < top_k].tolist(), strict=True):
+                found.setdefault(owner, []).append(row)
+        results = [_hits(documents[owner], own, scores, above=True) for owner, own in found.items()]
+        for owner in pinned:
+            document = documents[owner]
+            if owner not in found:
+                best = document.start + int(np.argmax(scores[document.start : document.stop]))
+                results.append(_hits(document, [best], scores, above=False))
+        return sorted(results, key=lambda result: -result.hits[0].score)
+
+
+def _hits(document: IndexedDocument, rows: Sequence[int], scores: Matrix, *, above: bool) -> DocumentHits:
+    copy = document.copy
+    indices: tuple[int, ...] = copy.indices if copy is not None else ()
+    hits = tuple(
+        ChunkHit(row - document.start, indices[row - document.start], round(float(scores[row]), 6)) for row in rows
+    )
+    return DocumentHits(document, hits, above)
+
+
+class IndexCache:
+    """Indexes of many users, bounded in bytes; and texts of copies that answered lately, bounded as well."""
+
+    max_text_bytes = 32 * 1024 * 1024
+
+    def __init__(self) -> None:
+        self.max_bytes = 0
+        self._lock = threading.Lock()
+        self._building = [threading.Lock() for _ in range(64)]
+        self._indexes: OrderedDict[tuple[str, str], UserIndex] = OrderedDict()
+        self._texts: OrderedDict[tuple[str, str, str], tuple[str, ...]] = OrderedDict()
+        self._text_bytes = 0
+
+    def get(
+        self, store: StateStore, chunks: ChunkStore, user_id: str, revision: int, embedding: str | None
+    ) -> UserIndex:
+        """The user's index at a revision (or a newer one), built of what the stores hold when need be.
+
+        `embedding` is the fingerprint of the model in use; `None` asks for the keyword index instead.
+        """
+        key = (user_id, embedding or "")
+        with self._lock:
+            cached = self._indexes.get(key)
+            if cached is not None and cached.revision == revision:
+                self._indexes.move_to_end(key)
+                return cached
+        with self._building[hash(key) % len(self._building)]:
+            with self._lock:
+                cached = self._indexes.get(key)
+            if cached is None or cached.revision != revision:
+                cached = _build(store, chunks, user_id, revision, embedding, cached)
+                self._keep(key, cached)
+        return cached
+
+    def texts(self, chunks: ChunkStore, user_id: str, doc_id: str, copy_id: str) -> tuple[str, ...] | None:
+        """The texts of a copy's chunks, or `None` when the copy is gone.
+
+        Raises:
+            CorruptDataError: It is there and can't be read back.
+        """
+        key = (user_id, doc_id, copy_id)
+        with self._lock:
+            texts = self._texts.get(key)
+            if texts is not None:
+                self._texts.move_to_end(key)
+                return texts
+        copy = chunks.load_copy(user_id, doc_id, copy_id, vectors=False)
+        if copy is None or copy.texts is None:
+            return None
+        with self._lock:
+            if key not in self._texts:
+                self._texts[key] = copy.texts
+                self._text_bytes += _bytes_of(copy.texts)
+            while self._text_bytes > self.max_text_bytes and len(self._texts) > 1:
+                _, old = self._texts.popitem(last=False)
+                self._text_bytes -= _bytes_of(old)
+        return copy.texts
+
+    def forget(self, user_id: str) -> None:
+        """Drop everything about a user."""
+        with self._lock:
+            for key in [key for key in self._indexes if key[0] == user_id]:
+                del self._indexes[key]
+            for text_key in [text_key for text_key in self._texts if text_key[0] == user_id]:
+                self._text_bytes -= _bytes_of(self._texts.pop(text_key))
+
+    def nbytes(self, user_id: str | None = None) -> int:
+        """Bytes held in indexes, of all users or one."""
+        with self._lock:
+            return sum(index.nbytes for key, index in self._indexes.items() if user_id in (None, key[0]))
+
+    def _keep(self, key: tuple[str, str], index: UserIndex) -> None:
+        with self._lock:
+            self._indexes[key] = index
+            self._indexes.move_to_end(key)
+            held = sum(kept.nbytes for kept in self._indexes.values())
+            while held > self.max_bytes and self._indexes:
+                _, old = self._indexes.popitem(last=False)
+                held -= old.nbytes
+
+
+_caches: WeakKeyDictionary[ChunkStore, IndexCache] = WeakKeyDictionary()
+_caches_lock = threading.Lock()
+
+
+def shared_cache(chunks: ChunkStore, max_bytes: int) -> IndexCache:
+    """The one cache of all retrievers over a chunk store: a retriever made for one request finds it warm.
+
+    The largest `max_bytes` that any of them asks for counts.
+    """
+    with _caches_lock:
+        cache = _caches.setdefault(chunks, IndexCache())
+        cache.max_bytes = max(cache.max_bytes, max_bytes)
+        return cache
+
+
+def _bytes_of(texts: Sequence[str]) -> int:
+    return sum(len(text) for text in texts) * 2 + 64 * len(texts)
+
+
+def _build(
+    store: StateStore,
+    chunks: ChunkStore,
+    user_id: str,
+    revision: int,
+    embedding: str | None,
+    before: UserIndex | None,
+) -> UserIndex:
+    records = store.list_by_state(user_id, SAVED_STATES, content=False)
+    if embedding is None:
+        return _build_keywords(chunks, user_id, revision, records)
+    known = before.documents if before is not None else {}
+    kept: dict[str, IndexedDocument] = {}
+    new: list[UserDocRecord] = []
+    for record in records:
+        old = known.get(record.doc_id)
+        if old is not None and old.copy is not None and old.record.copy_id == record.copy_id:
+            kept[record.doc_id] = IndexedDocument(record, old.copy, old.problem, old.start)
+        else:
+            new.append(record)
+    loaded = _load(chunks, user_id, new, embedding)
+    return _assemble(revision, embedding, before, kept, loaded)
+
+
+def _load(
+    chunks: ChunkStore, user_id: str, records: Sequence[UserDocRecord], embedding: str
+) -> list[tuple[IndexedDocument, Matrix | None]]:
+    by_id = {record.doc_id: record for record in records}
+    wanted = [(record.doc_id, record.copy_id) for record in records if record.copy_id is not None]
+    loaded: list[tuple[IndexedDocument, Matrix | None]] = [
+        (IndexedDocument(record, None, "copy lost"), None) for record in records if record.copy_id is None
+    ]
+    for doc_id, copy in chunks.load_copies(user_id, wanted):
+        record = by_id[doc_id]
+        if copy is None or isinstance(copy, CorruptDataError):
+            problem = "copy lost" if copy is None else "copy unreadable"
+            loaded.append((IndexedDocument(record, None, problem), None))
+            continue
+        light = ChunkCopy(copy.copy_id, copy.indices, None, None, copy.sections, copy.embedding, copy.metadata)
+        if copy.embedding != embedding or copy.vectors is None:
+            loaded.append((IndexedDocument(record, light, "other embedding model"), None))
+        else:
+            loaded.append((IndexedDocument(record, light), unit_rows(copy.vectors)))
+    return loaded
+
+
+def _assemble(
+    revision: int,
+    embedding: str,
+    before: UserIndex | None,
+    kept: dict[str, IndexedDocument],
+    loaded: Sequence[tuple[IndexedDocument, Matrix | None]],
+) -> UserIndex:
+    """Put rows together: appended where nothing went, copied where something did."""
+    width = _common_width(before, kept, loaded)
+    documents = {doc_id: document for doc_id, document in kept.items() if document.stop == document.start}
+    old_rows = sorted((item for item in kept.values() if item.stop > item.start), key=lambda item: item.start)
+    fitting = [(document, rows) for document, rows in loaded if rows is not None and rows.shape[1] == width]
+    for document, rows in loaded:
+        if rows is None or rows.shape[1] != width:
+            problem = document.problem or "other embedding model"
+            documents[document.record.doc_id] = IndexedDocument(document.record, document.copy, problem)
+    size = sum(item.stop - item.start for item in old_rows)
+    total = size + sum(rows.shape[0] for _, rows in fitting)
+    whole = before is not None and size == before.size and before.width == width
+    if before is not None and whole and before.buffer.used == size and total <= before.buffer.rows.shape[0]:
+        buffer = before.buffer
+    else:
+        # Room for a quarter more, so that a run of saves copies the rows a few times rather than each time;
+        # a first build has nothing to foresee.
+        capacity = total if before is None else total + total // 4
+        buffer = _Buffer(np.empty((capacity, width), dtype=np.float32), 0)
+    at = 0
+    for item in old_rows:
+        count = item.stop - item.start
+        if before is not None and buffer is not before.buffer:
+            buffer.rows[at : at + count] = before.buffer.rows[item.start : item.stop]
+        else:
+            at = item.start
+        documents[item.record.doc_id] = IndexedDocument(item.record, item.copy, None, at)
+        at += count
+    for document, rows in fitting:
+        buffer.rows[at : at + rows.shape[0]] = rows
+        documents[document.record.doc_id] = IndexedDocument(document.record, document.copy, None, at)
+        at += rows.shape[0]
+    buffer.used = at
+    return UserIndex(revision, embedding, documents, width, buffer, at)
+
+
+def _common_width(
+    before: UserIndex | None,
+    kept: dict[str, IndexedDocument],
+    loaded: Sequence[tuple[IndexedDocument, Matrix | None]],
+) -> int:
+    """The width of the rows. A model that changed its width under one name is a model of its own: the newest counts."""
+    newest: tuple[str, int] = ("", 0)
+    for document, rows in loaded:
+        if rows is not None:
+            newest = max(newest, (document.record.copy_id or "", rows.shape[1]))
+    if before is not None and before.size:
+        for document in kept.values():
+            if document.stop > document.start:
+                newest = max(newest, (document.record.copy_id or "", before.width))
+    return newest[1]
+
+
+def _build_keywords(chunks: ChunkStore, user_id: str, revision: int, records: Sequence[UserDocRecord]) -> UserIndex:
+    documents: dict[str, IndexedDocument] = {
+        record.doc_id: IndexedDocument(record, None, "copy lost") for record in records
+    }
+    texts: dict[str, tuple[str, ...]] = {}
+    wanted = [(record.doc_id, record.copy_id) for record in records if record.copy_id is not None]
+    for doc_id, copy in chunks.load_copies(user_id, wanted, texts=True, vectors=False):
+        record = documents[doc_id].record
+        if isinstance(copy, ChunkCopy):
+            texts[doc_id] = copy.texts or ()
+            light = ChunkCopy(copy.copy_id, copy.indices, None, None, copy.sections, copy.embedding, copy.metadata)
+            documents[doc_id] = IndexedDocument(record, light)
+        elif copy is not None:
+            documents[doc_id] = IndexedDocument(record, None, "copy unreadable")
+    empty = _Buffer(np.empty((0, 0), dtype=np.float32), 0)
+    return UserIndex(revision, "", documents, 0, empty, 0, KeywordIndex(texts))

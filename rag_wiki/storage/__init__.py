@@ -1,0 +1,1 @@
+"""Where state and chunks live. Stores store; they know no rules."""

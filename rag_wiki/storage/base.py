@@ -1,0 +1,318 @@
+"""The contract of every state store: what it promises, and the few hooks that a backend supplies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from typing_extensions import Self
+
+from rag_wiki.clock import as_utc
+from rag_wiki.storage.codec import (
+    StoredChange,
+    StoredDocument,
+    StoredUser,
+    decode_event,
+    decode_record,
+    decode_text,
+    encode_change,
+    storage_key,
+)
+from rag_wiki.storage.records import (
+    COUNTING_STATES,
+    SAVED_STATES,
+    Clocks,
+    DocumentEvent,
+    DocumentState,
+    ForgottenUser,
+    QueryStart,
+    RetrievedText,
+    UserChange,
+    UserDocRecord,
+    UserView,
+    check_doc_id,
+    check_user_id,
+)
+
+if TYPE_CHECKING:
+    from rag_wiki.storage.chunk_store import ChunkStore
+
+__all__ = [
+    "COUNTING_STATES",
+    "SAVED_STATES",
+    "Clocks",
+    "DocumentEvent",
+    "DocumentState",
+    "ForgottenUser",
+    "QueryStart",
+    "RetrievedText",
+    "StateStore",
+    "UserChange",
+    "UserDocRecord",
+    "UserView",
+    "check_doc_id",
+    "check_user_id",
+]
+
+StoreT = TypeVar("StoreT", bound="StateStore")
+
+
+class StateStore(ABC):
+    """Keeps records, events and retrieved texts of users' documents.
+
+    The public methods are written here, once. A backend supplies the hooks below the line; they move
+    encoded values (see `rag_wiki.storage.codec`) and know no rules.
+
+    Promises, the same for every backend:
+
+    - `get` of an unknown document is `None`; deleting one is no error and tells `False`.
+    - What comes back is a copy: changing it changes nothing in the store.
+    - Lists are sorted by document id.
+    - Times come back aware, in UTC, equal to what went in.
+    - Any two different ids are different, whatever characters they hold.
+    - `change` is atomic over threads, processes and hosts that share the store.
+    - Bytes that can't be read back raise `CorruptDataError`; they are never taken for absent.
+    """
+
+    history_limit: int = 50
+    """Events kept per document; the oldest go first."""
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def get(self, user_id: str, doc_id: str) -> UserDocRecord | None:
+        """The record with its content, or `None`."""
+        user, stored = self._read_document(self._user_key(user_id), self._doc_key(doc_id))
+        return None if stored is None else decode_record(stored, user.clocks)
+
+    def upsert(self, record: UserDocRecord) -> None:
+        """Write the record as it is, content included, in place of the one before."""
+        record = replace(record)
+
+        def decide(_: UserView) -> UserChange:
+            return UserChange(records=[record], contents={record.doc_id: record.full_content})
+
+        self.change(record.user_id, [record.doc_id], decide)
+
+    def delete(self, user_id: str, doc_id: str) -> bool:
+        """Remove the record with its history and retrieved texts; tells whether there was one."""
+
+        def decide(view: UserView) -> UserChange:
+            return UserChange(deleted=[doc_id], outcome=doc_id in view.records)
+
+        return bool(self.change(user_id, [doc_id], decide).outcome)
+
+    def list_claimed(self, user_id: str) -> list[UserDocRecord]:
+        """The user's CLAIMED records."""
+        return self.list_by_state(user_id, [DocumentState.CLAIMED])
+
+    def list_pinned(self, user_id: str) -> list[UserDocRecord]:
+        """The user's PINNED records."""
+        return self.list_by_state(user_id, [DocumentState.PINNED])
+
+    def list_surfaced(self, user_id: str) -> list[UserDocRecord]:
+        """The user's SURFACED and SUGGESTED records."""
+        return self.list_by_state(user_id, COUNTING_STATES)
+
+    def list_for_decay(self, user_id: str) -> list[UserDocRecord]:
+        """The user's CLAIMED and PINNED records."""
+        return self.list_by_state(user_id, SAVED_STATES)
+
+    def list_by_state(
+        self, user_id: str, states: Iterable[DocumentState] | None = None, *, content: bool = True
+    ) -> list[UserDocRecord]:
+        """The user's records in `states` (all when `None`), with or without their content."""
+        wanted = None if states is None else sorted(DocumentState(state).value for state in states)
+        user, stored = self._scan(self._user_key(user_id), wanted, content=content)
+        records = [decode_record(item, user.clocks) for item in stored]
+        return sorted(records, key=lambda record: record.doc_id)
+
+    def pages(
+        self, user_id: str, states: Iterable[DocumentState] | None = None, size: int = 500
+    ) -> Iterator[list[UserDocRecord]]:
+        """The user's records in `states`, without content, `size` at a time; memory stays bounded."""
+        wanted = None if states is None else sorted(DocumentState(state).value for state in states)
+        after: str | None = None
+        while True:
+            user, stored = self._scan(self._user_key(user_id), wanted, after=after, limit=size)
+            if stored:
+                yield [decode_record(item, user.clocks) for item in stored]
+            if len(stored) < size:
+                return
+            after = stored[-1].key
+
+    def list_active_users(self) -> list[str]:
+        """The users with a CLAIMED or PINNED document, sorted."""
+        return sorted(self._active_users())
+
+    def saved_count(self, user_id: str) -> int:
+        """How many documents a local copy answers for."""
+        return self._read_user(self._user_key(user_id)).saved
+
+    # -- a query ---------------------------------------------------------------------------------
+
+    def begin_query(self, user_id: str, lapse_after: int, demote_after: int) -> QueryStart:
+        """Read what a query needs before it starts; one trip, whatever is saved.
+
+        Args:
+            user_id: Whose query.
+            lapse_after: Missed queries in a row after which a count starts again.
+            demote_after: Searches without a hit in a row after which a saved document is let go.
+        """
+        user, idle = self._read_start(self._user_key(user_id), lapse_after, demote_after)
+        return QueryStart(user.clocks, user.revision, user.saved, tuple(idle))
+
+    def change(
+        self,
+        user_id: str,
+        doc_ids: Iterable[str],
+        decide: Callable[[UserView], UserChange],
+        *,
+        idle_keys: Sequence[str] = (),
+    ) -> UserChange:
+        """Read the named records, let `decide` say what to do, and do it: one atomic step.
+
+        Args:
+            user_id: Whose records.
+            doc_ids: The documents that `decide` looks at or changes.
+            decide: A pure function; it runs again when somebody else was faster.
+            idle_keys: Further documents by stored key, as `begin_query` named them.
+
+        Returns:
+            The change that was carried out.
+        """
+        user_key = self._user_key(user_id)
+        keys = list(dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys]))
+        applied = UserChange()
+
+        def step(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
+            nonlocal applied
+            records = [decode_record(stored, user.clocks) for stored in documents.values()]
+            view = UserView(user_id, user.clocks, user.revision, {record.doc_id: record for record in records})
+            applied = decide(view)
+            return encode_change(view, user, applied)
+
+        self._change(user_key, keys, step)
+        return applied
+
+    # -- history, texts, forgetting ------------------------------------------------------------------
+
+    def history(self, user_id: str, doc_id: str) -> list[DocumentEvent]:
+        """The document's events, oldest first; at most `history_limit`."""
+        return [decode_event(payload) for payload in self._read_events(self._user_key(user_id), self._doc_key(doc_id))]
+
+    def retrieved_texts(self, user_id: str, doc_id: str) -> list[RetrievedText]:
+        """The texts kept for saving the document, in the order in which they were first seen."""
+        return [decode_text(payload) for payload in self._read_texts(self._user_key(user_id), self._doc_key(doc_id))]
+
+    def forget_user(self, user_id: str) -> ForgottenUser:
+        """Remove every trace of the user from this store, chunks beside the state included, and count it."""
+        chunks = self.chunk_store.delete_user(user_id)
+        return replace(self._forget(self._user_key(user_id)), chunks=chunks)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def job_time(self, name: str) -> datetime | None:
+        """When the named job last began, or `None`."""
+        payload = self._read_job(name)
+        return None if payload is None else as_utc(datetime.fromisoformat(payload))
+
+    def claim_job(self, name: str, now: datetime, interval: timedelta) -> bool:
+        """Take the named job's turn: `True` for one caller only, when the last turn is `interval` or more ago."""
+        now = as_utc(now)
+        while True:
+            last = self._read_job(name)
+            if last is not None and now - as_utc(datetime.fromisoformat(last)) < interval:
+                return False
+            if self._swap_job(name, last, now.isoformat()):
+                return True
+
+    # -- lifetime --------------------------------------------------------------------------------
+
+    def close(self) -> None:  # noqa: B027 - a store without connections has nothing to close
+        """Close what this store opened itself; a client or engine that was handed in stays open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _user_key(self, user_id: str) -> str:
+        return storage_key(check_user_id(user_id))
+
+    def _doc_key(self, doc_id: str) -> str:
+        return storage_key(check_doc_id(doc_id))
+
+    # -- hooks: what a backend supplies ----------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def chunk_store(self) -> ChunkStore:
+        """The place for chunks beside this state: one lifetime, seen by every worker that sees the state."""
+
+    @abstractmethod
+    def _read_user(self, user_key: str) -> StoredUser:
+        """The user's counters; zeros for a new one."""
+
+    @abstractmethod
+    def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
+        """One document with its content, and the counters that belong to it."""
+
+    @abstractmethod
+    def _scan(
+        self,
+        user_key: str,
+        states: Sequence[str] | None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        content: bool = False,
+    ) -> tuple[StoredUser, list[StoredDocument]]:
+        """Documents in `states` with keys beyond `after`, in the order of their keys, at most `limit`."""
+
+    @abstractmethod
+    def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
+        """The user's counters, and the keys of the documents that have been idle for long.
+
+        Those are the ones with `idle_seen` <= queries + 1 − `lapse_after`, or `idle_hit` <= searches + 1 −
+        `demote_after`.
+        """
+
+    @abstractmethod
+    def _change(
+        self,
+        user_key: str,
+        doc_keys: Sequence[str],
+        step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
+    ) -> None:
+        """Read (without content), call `step`, write what it returns, atomically. `step` may be called again."""
+
+    @abstractmethod
+    def _read_events(self, user_key: str, doc_key: str) -> Sequence[str]:
+        """Event payloads, oldest first."""
+
+    @abstractmethod
+    def _read_texts(self, user_key: str, doc_key: str) -> Sequence[str]:
+        """Payloads of retrieved texts, oldest first."""
+
+    @abstractmethod
+    def _active_users(self) -> Iterable[str]:
+        """The ids (not keys) of users with a saved document, in any order."""
+
+    @abstractmethod
+    def _forget(self, user_key: str) -> ForgottenUser:
+        """Remove the user's records, events, texts and counters."""
+
+    @abstractmethod
+    def _read_job(self, name: str) -> str | None:
+        """The job's stored moment."""
+
+    @abstractmethod
+    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
+        """Store `moment` if the stored one still is `expected`; tells whether it did."""

@@ -1,0 +1,436 @@
+"""Chunks of saved documents: their texts, vectors and hits.
+
+`ChunkStore` is what everybody uses. Where the bytes lie is a `ChunkPlace`: memory and disk are in
+`chunk_places`, SQL and Redis beside their state stores.
+
+A document's chunks are written as one *copy* with an id of its own. A save writes a new copy first and
+moves the record to it afterwards, so that no reader ever meets half of one, and a copy that no record
+names is never served.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rag_wiki.clock import as_utc, utc_now
+from rag_wiki.errors import CorruptDataError, InvalidDocumentError
+from rag_wiki.storage.codec import dump_json, load_json
+from rag_wiki.storage.records import check_doc_id, check_user_id
+
+__all__ = ["ChunkCopy", "ChunkHits", "ChunkPlace", "ChunkStore", "StoredCopy", "new_copy_id"]
+
+Vectors: TypeAlias = NDArray[np.float32]
+
+_CRASHED_AFTER_NS = 3600 * 10**9
+"""A copy this old that no record names is left over from a crash."""
+
+
+def new_copy_id() -> str:
+    """An id for a new copy: unique, and later ones sort after earlier ones."""
+    return f"{time.time_ns():016x}{uuid.uuid4().hex[:12]}"
+
+
+def check_copy_id(copy_id: str) -> str:
+    """Return `copy_id`, or raise: it becomes part of a file name."""
+    if not (copy_id.isascii() and copy_id.isalnum() and len(copy_id) <= 64):
+        msg = f"a copy id is 1 to 64 ASCII letters and digits, got {copy_id!r}"
+        raise ValueError(msg)
+    return copy_id
+
+
+@dataclass(frozen=True)
+class ChunkHits:
+    """How often a chunk answered, and when it last did."""
+
+    count: int
+    last: datetime
+
+
+@dataclass(frozen=True)
+class ChunkCopy:
+    """One copy of a document: `n` chunks in document order."""
+
+    copy_id: str
+    indices: tuple[int, ...]
+    """The number of each chunk in its document."""
+    texts: tuple[str, ...] | None
+    """The text of each chunk; `None` when it was not read."""
+    vectors: Vectors | None
+    """(n, dim) float32, as the model gave them; `None` when not read, or when no chunk has one."""
+    sections: tuple[str | None, ...] = ()
+    """The heading that each chunk stands under, where known."""
+    embedding: str = ""
+    """The fingerprint of the model that made the vectors."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The source's own metadata, in JSON types."""
+    without_vector: tuple[int, ...] = ()
+    """Positions whose row in `vectors` is a stand-in of zeros."""
+
+    def section(self, position: int) -> str | None:
+        """The heading of the chunk at a position."""
+        return self.sections[position] if position < len(self.sections) else None
+
+
+@dataclass(frozen=True)
+class StoredCopy:
+    """A copy as a place keeps it. `texts` and `vectors` are `None` when they were not asked for."""
+
+    copy_id: str
+    header: str
+    texts: str | None
+    vectors: bytes | None
+
+
+def encode_copy(user_id: str, doc_id: str, copy: ChunkCopy) -> StoredCopy:
+    """The stored form of a copy; its header says whose it is and holds the checksums of the rest."""
+    texts = dump_json(list(copy.texts or ()))
+    vectors = b"" if copy.vectors is None else np.ascontiguousarray(copy.vectors, dtype="<f4").tobytes()
+    header = {
+        "user_id": user_id,
+        "doc_id": doc_id,
+        "width": 0 if copy.vectors is None else int(copy.vectors.shape[1]),
+        "indices": list(copy.indices),
+        "sections": list(copy.sections),
+        "embedding": copy.embedding,
+        "metadata": dict(copy.metadata),
+        "without_vector": list(copy.without_vector),
+        "texts_crc": zlib.crc32(texts.encode("ascii")),
+        "vectors_crc": zlib.crc32(vectors),
+    }
+    return StoredCopy(copy.copy_id, dump_json(header), texts, vectors)
+
+
+def decode_copy(user_id: str, doc_id: str, stored: StoredCopy) -> ChunkCopy:
+    """The copy of a stored form.
+
+    Raises:
+        CorruptDataError: The bytes are torn, or belong to another user or document.
+    """
+    what = f"copy {stored.copy_id} of document {doc_id!r} of user {user_id!r}"
+    header = load_json(stored.header, what)
+    try:
+        if (header["user_id"], header["doc_id"]) != (user_id, doc_id):
+            msg = f"stored {what} belongs to document {header['doc_id']!r} of another place"
+            raise CorruptDataError(msg)
+        indices = tuple(int(index) for index in header["indices"])
+        if stored.texts is not None and zlib.crc32(stored.texts.encode()) != header["texts_crc"]:
+            msg = f"stored {what} has torn texts; refresh the document to save it anew"
+            raise CorruptDataError(msg)
+        if stored.vectors is not None and zlib.crc32(stored.vectors) != header["vectors_crc"]:
+            msg = f"stored {what} has torn vectors; refresh the document to save it anew"
+            raise CorruptDataError(msg)
+        vectors: Vectors | None = None
+        if stored.vectors is not None and header["width"]:
+            vectors = np.frombuffer(stored.vectors, dtype="<f4").reshape(len(indices), header["width"])
+        return ChunkCopy(
+            copy_id=stored.copy_id,
+            indices=indices,
+            texts=None if stored.texts is None else tuple(json.loads(stored.texts)),
+            vectors=vectors,
+            sections=tuple(header["sections"]),
+            embedding=header["embedding"],
+            metadata=header["metadata"],
+            without_vector=tuple(header["without_vector"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"stored {what} can't be read back: {error!r}; refresh the document to save it anew"
+        raise CorruptDataError(msg) from error
+
+
+class ChunkPlace(ABC):
+    """Where copies lie. A backend supplies these hooks; ids are raw, and hostile.
+
+    Promises: a copy is there wholly or not at all; reading what is not there gives `None`; deleting what
+    is not there is no error; hits never touch the copy they belong to.
+    """
+
+    @abstractmethod
+    def write(self, user_id: str, doc_id: str, copy: StoredCopy) -> None:
+        """Keep a copy; others of the document stay."""
+
+    @abstractmethod
+    def copies(self, user_id: str, doc_id: str) -> list[str]:
+        """The ids of the document's copies, oldest first."""
+
+    @abstractmethod
+    def read(self, user_id: str, doc_id: str, copy_id: str, *, texts: bool, vectors: bool) -> StoredCopy | None:
+        """The copy, with only the parts asked for."""
+
+    @abstractmethod
+    def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
+        """Remove the named copies of the document, all when `None`, and their hits; returns how many copies went."""
+
+    @abstractmethod
+    def delete_user(self, user_id: str) -> int:
+        """Remove all of the user's copies and hits; returns how many chunks went."""
+
+    @abstractmethod
+    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
+        """Count one hit for each chunk."""
+
+    @abstractmethod
+    def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
+        """The hits of a copy by chunk index; chunks never hit are not in it."""
+
+    def read_many(
+        self, user_id: str, wanted: Iterable[tuple[str, str]], *, texts: bool, vectors: bool
+    ) -> Iterator[tuple[str, StoredCopy | None]]:
+        """`read` for many (document id, copy id); a place overrides it where one trip can do."""
+        for doc_id, copy_id in wanted:
+            yield doc_id, self.read(user_id, doc_id, copy_id, texts=texts, vectors=vectors)
+
+    def hit_counts(self, user_id: str, wanted: Iterable[tuple[str, str]]) -> dict[str, int]:
+        """How many different chunks of each (document id, copy id) ever answered; overridden like `read_many`."""
+        return {doc_id: len(self.hits(user_id, doc_id, copy_id)) for doc_id, copy_id in wanted}
+
+    def close(self) -> None:  # noqa: B027 - a place without connections has nothing to close
+        """Close what this place opened itself."""
+
+
+class ChunkStore:
+    """The chunks of saved documents, of any number of users.
+
+    Args:
+        wiki_save_dir: A folder to keep them in, with a readable copy of each saved document; in memory
+            when `None`.
+        place: Somewhere else to keep the chunks (see `ChunkPlace`); `wiki_save_dir` then only gets the
+            readable copies.
+    """
+
+    def __init__(self, wiki_save_dir: str | Path | None = None, *, place: ChunkPlace | None = None) -> None:
+        from rag_wiki.storage.chunk_places import (  # places are written against this module
+            DiskPlace,
+            DocumentFolder,
+            MemoryPlace,
+        )
+
+        if place is None:
+            place = MemoryPlace() if wiki_save_dir is None else DiskPlace(wiki_save_dir)
+        self.place: ChunkPlace = place
+        self.documents = None if wiki_save_dir is None else DocumentFolder(wiki_save_dir)
+        self._merging = threading.Lock()
+
+    # -- whole copies: what saving and the index use ---------------------------------------------
+
+    def save_copy(self, user_id: str, doc_id: str, copy: ChunkCopy) -> None:
+        """Keep a copy beside the others of the document; `retire` removes those."""
+        check_copy_id(copy.copy_id)
+        self.place.write(check_user_id(user_id), check_doc_id(doc_id), encode_copy(user_id, doc_id, copy))
+
+    def load_copy(
+        self, user_id: str, doc_id: str, copy_id: str, *, texts: bool = True, vectors: bool = True
+    ) -> ChunkCopy | None:
+        """The copy, or `None` when it is not there.
+
+        Raises:
+            CorruptDataError: It is there and can't be read back.
+        """
+        stored = self.place.read(user_id, doc_id, check_copy_id(copy_id), texts=texts, vectors=vectors)
+        return None if stored is None else decode_copy(user_id, doc_id, stored)
+
+    def load_copies(
+        self, user_id: str, wanted: Iterable[tuple[str, str]], *, texts: bool = False, vectors: bool = True
+    ) -> Iterator[tuple[str, ChunkCopy | CorruptDataError | None]]:
+        """Many copies by (document id, copy id); one that can't be read back comes as its error."""
+        for doc_id, stored in self.place.read_many(user_id, wanted, texts=texts, vectors=vectors):
+            try:
+                yield doc_id, None if stored is None else decode_copy(user_id, doc_id, stored)
+            except CorruptDataError as error:
+                yield doc_id, error
+
+    def retire(self, user_id: str, doc_id: str, gone: str | None, *, keep: str | None) -> None:
+        """Remove a copy that no record names any more, and old ones that a crash left behind.
+
+        Young copies that nobody names stay: somebody may be about to name them.
+        """
+        young = f"{time.time_ns() - _CRASHED_AFTER_NS:016x}"
+        copies = [copy_id for copy_id in self.place.copies(user_id, doc_id) if copy_id != keep]
+        removable = [copy_id for copy_id in copies if copy_id == gone or copy_id < young]
+        if removable:
+            self.place.delete(user_id, doc_id, removable)
+
+    def drop(self, user_id: str, doc_id: str, copy_id: str | None) -> None:
+        """Remove the copy of a document that was let go, and its readable copy; all copies when none is named."""
+        if copy_id is None:
+            self.delete(user_id, doc_id)
+            return
+        self.retire(user_id, doc_id, copy_id, keep=None)
+        if self.documents is not None:
+            self.documents.delete(user_id, doc_id)
+
+    def hit_rates(self, user_id: str, wanted: Mapping[str, tuple[str, int]]) -> dict[str, float]:
+        """The fraction of chunks that ever answered, by document id, for document id → (copy id, chunks)."""
+        counts = self.place.hit_counts(user_id, [(doc_id, copy_id) for doc_id, (copy_id, _) in wanted.items()])
+        return {doc_id: min(counts.get(doc_id, 0) / max(total, 1), 1.0) for doc_id, (_, total) in wanted.items()}
+
+    # -- single chunks as dictionaries -----------------------------------------------------------
+
+    def save_chunks(self, user_id: str, doc_id: str, chunks: Sequence[Mapping[str, Any]]) -> None:
+        """Keep these chunks in place of all that the document had, their hits included."""
+        with self._merging:
+            self._replace(user_id, doc_id, chunks)
+
+    def add_chunks(self, user_id: str, doc_id: str, chunks: Sequence[Mapping[str, Any]]) -> int:
+        """Add chunks whose `chunk_index` the document does not have yet; returns how many were new."""
+        with self._merging:
+            present = self.load_chunks(user_id, doc_id)
+            known = {chunk["chunk_index"] for chunk in present}
+            new: dict[int, Mapping[str, Any]] = {}
+            for chunk in chunks:
+                if int(chunk["chunk_index"]) not in known:
+                    new.setdefault(int(chunk["chunk_index"]), chunk)
+            if new:
+                self._replace(user_id, doc_id, [*present, *new.values()])
+            return len(new)
+
+    def load_chunks(self, user_id: str, doc_id: str) -> list[dict[str, Any]]:
+        """The chunks of the newest copy in document order; an empty list when there is none.
+
+        Each is a dictionary of `chunk_index`, `text`, `vector` (a list of floats, or `None`), `section`,
+        `hit_count` and `last_hit_at`.
+        """
+        copy = self._newest(user_id, doc_id)
+        if copy is None:
+            return []
+        hits = self.place.hits(user_id, doc_id, copy.copy_id)
+        return [
+            {
+                "chunk_index": index,
+                "text": text,
+                "vector": None
+                if copy.vectors is None or position in copy.without_vector
+                else copy.vectors[position].tolist(),
+                "section": copy.section(position),
+                "hit_count": hits[index].count if index in hits else 0,
+                "last_hit_at": hits[index].last if index in hits else None,
+            }
+            for position, (index, text) in enumerate(zip(copy.indices, copy.texts or (), strict=True))
+        ]
+
+    def record_hits(
+        self,
+        user_id: str,
+        doc_id: str,
+        chunk_indices: Iterable[int],
+        now: datetime | None = None,
+        *,
+        copy_id: str | None = None,
+    ) -> None:
+        """Count one hit for each chunk, of the newest copy unless `copy_id` names one."""
+        copy_id = copy_id or next(reversed(self.place.copies(user_id, doc_id)), None)
+        indices = sorted(set(chunk_indices))
+        if copy_id is not None and indices:
+            self.place.add_hits(user_id, doc_id, copy_id, indices, as_utc(now or utc_now()))
+
+    def get_hit_rate(self, user_id: str, doc_id: str) -> float:
+        """The fraction of the newest copy's chunks that ever answered, in [0, 1]; 0 without chunks."""
+        chunks = self.load_chunks(user_id, doc_id)
+        return sum(chunk["hit_count"] > 0 for chunk in chunks) / len(chunks) if chunks else 0.0
+
+    def delete(self, user_id: str, doc_id: str) -> bool:
+        """Remove the document's chunks, hits and readable copy; tells whether there were chunks."""
+        if self.documents is not None:
+            self.documents.delete(user_id, doc_id)
+        return self.place.delete(check_user_id(user_id), check_doc_id(doc_id)) > 0
+
+    def delete_user(self, user_id: str) -> int:
+        """Remove all chunks of the user, and the readable copies; returns how many chunks."""
+        if self.documents is not None:
+            self.documents.delete_user(user_id)
+        return self.place.delete_user(check_user_id(user_id))
+
+    def close(self) -> None:
+        """Close what the place opened itself."""
+        self.place.close()
+
+    # -- arithmetic ------------------------------------------------------------------------------
+
+    @staticmethod
+    def build_matrix(chunks: Sequence[Mapping[str, Any]]) -> Vectors | None:
+        """The chunks' vectors as (n, dim) float32, a row per chunk; `None` when no chunk has a vector.
+
+        A chunk without a vector gets a row of zeros, so that row numbers stay chunk positions.
+
+        Raises:
+            ValueError: The vectors differ in width.
+        """
+        rows = [None if chunk.get("vector") is None else as_row(chunk["vector"]) for chunk in chunks]
+        widths = {row.shape[0] for row in rows if row is not None}
+        if not widths:
+            return None
+        if len(widths) > 1:
+            msg = f"the chunks' vectors differ in width: {sorted(widths)}"
+            raise ValueError(msg)
+        blank = np.zeros(widths.pop(), dtype=np.float32)
+        return np.stack([blank if row is None else row for row in rows])
+
+    @staticmethod
+    def cosine_similarity_matrix(query: ArrayLike, matrix: ArrayLike) -> Vectors:
+        """Cosine of a query (dim,) with each row of a matrix (n, dim): (n,) in [−1, 1]; zero vectors score 0."""
+        cosines: Vectors = np.clip(unit_rows(matrix) @ unit_rows(np.atleast_2d(as_row(query)))[0], -1.0, 1.0)
+        return cosines
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _newest(self, user_id: str, doc_id: str) -> ChunkCopy | None:
+        copies = self.place.copies(check_user_id(user_id), check_doc_id(doc_id))
+        return self.load_copy(user_id, doc_id, copies[-1]) if copies else None
+
+    def _replace(self, user_id: str, doc_id: str, chunks: Sequence[Mapping[str, Any]]) -> None:
+        ordered = sorted(chunks, key=lambda chunk: int(chunk["chunk_index"]))
+        indices = tuple(int(chunk["chunk_index"]) for chunk in ordered)
+        if len(set(indices)) != len(indices):
+            msg = f"chunks of document {doc_id!r} of user {user_id!r} share a chunk_index: {list(indices)}"
+            raise InvalidDocumentError(msg)
+        before = self._newest(user_id, doc_id)
+        copy = ChunkCopy(
+            copy_id=new_copy_id(),
+            indices=indices,
+            texts=tuple(str(chunk["text"]) for chunk in ordered),
+            vectors=self.build_matrix(ordered),
+            sections=tuple(chunk.get("section") for chunk in ordered),
+            embedding="" if before is None else before.embedding,
+            metadata={} if before is None else before.metadata,
+            without_vector=tuple(at for at, chunk in enumerate(ordered) if chunk.get("vector") is None),
+        )
+        self.save_copy(user_id, doc_id, copy)
+        for chunk in ordered:
+            count, last = int(chunk.get("hit_count") or 0), chunk.get("last_hit_at")
+            for _ in range(count):
+                self.place.add_hits(user_id, doc_id, copy.copy_id, [int(chunk["chunk_index"])], last or utc_now())
+        self.place.delete(user_id, doc_id, [old for old in self.place.copies(user_id, doc_id) if old != copy.copy_id])
+
+
+def as_row(vector: ArrayLike) -> Vectors:
+    """A vector of any float type as (dim,) float32."""
+    return np.asarray(vector, dtype=np.float32).reshape(-1)
+
+
+def unit_rows(matrix: ArrayLike) -> Vectors:
+    """The rows of (n, dim) at length one, float32; rows of zeros stay zero.
+
+    Lengths are taken in float64: rows of length 1e−30 or 1e30 rank as unit vectors do.
+    """
+    rows = np.asarray(matrix, dtype=np.float32)
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    units: Vectors = (rows * scale[:, None]).astype(np.float32)
+    return units
+
+
+def without_texts(stored: StoredCopy, *, texts: bool, vectors: bool) -> StoredCopy:
+    """The stored copy with only the parts asked for."""
+    return replace(stored, texts=stored.texts if texts else None, vectors=stored.vectors if vectors else None)

@@ -1,0 +1,258 @@
+"""The one translation between records and their stored form, shared by all backends.
+
+A record's payload is one JSON object of the fields that differ from their defaults. Two fields are not
+stored as they are: `queries_missed` and `cache_miss_streak` grow with every query that touches *other*
+documents, so the payload holds the reading of the user's clock at which they were zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import date, datetime
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from rag_wiki.clock import as_utc
+from rag_wiki.errors import CorruptDataError
+from rag_wiki.storage.records import (
+    TIME_FIELDS,
+    Clocks,
+    DocumentEvent,
+    DocumentState,
+    RetrievedText,
+    UserChange,
+    UserDocRecord,
+    UserView,
+)
+
+__all__ = [
+    "StoredChange",
+    "StoredDocument",
+    "StoredUser",
+    "decode_event",
+    "decode_record",
+    "decode_text",
+    "dump_json",
+    "encode_change",
+    "encode_record",
+    "plain",
+    "storage_key",
+]
+
+LONGEST_KEY = 200
+"""Longer encoded ids become a hash: databases limit the length of what they index."""
+
+
+@dataclass(frozen=True)
+class StoredUser:
+    """A user's counters as stored."""
+
+    user_id: str = ""
+    queries: int = 0
+    searches: int = 0
+    revision: int = 0
+    saved: int = 0
+
+    @property
+    def clocks(self) -> Clocks:
+        """The two clocks."""
+        return Clocks(self.queries, self.searches)
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A record as stored. `content` is `None` when absent or not read."""
+
+    key: str
+    state: str
+    payload: str
+    idle_seen: int | None = None
+    """Query clock at the last fetch, while a count or suggestion can lapse; else `None`."""
+    idle_hit: int | None = None
+    """Search clock at the last hit, while a miss streak can demote; else `None`."""
+    content: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredChange:
+    """A `UserChange` as a backend carries it out, in this order: deletions first."""
+
+    user: StoredUser
+    deleted: Sequence[str] = ()
+    documents: Sequence[StoredDocument] = ()
+    """Written without `content`."""
+    contents: Mapping[str, str | None] = field(default_factory=dict)
+    events: Sequence[tuple[str, str]] = ()
+    """(document key, payload)."""
+    clear_texts: Sequence[str] = ()
+    texts: Sequence[tuple[str, str, str]] = ()
+    """(document key, digest, payload)."""
+    chunk_hits: Sequence[tuple[str, str, tuple[int, ...]]] = ()
+    """(document id, copy id, chunk indices)."""
+    hit_at: datetime | None = None
+
+
+def storage_key(text: str) -> str:
+    """Encode an id so that different ids never share a key: ASCII, no separator, of bounded length."""
+    encoded = quote(text.encode("utf-8", "surrogatepass"), safe="")
+    # quote() leaves `~` and `_` alone; `~` marks a hash here, so it must not begin an encoded id.
+    encoded = encoded.replace("~", "%7E")
+    if len(encoded) <= LONGEST_KEY:
+        return encoded
+    return "~" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def dump_json(value: object) -> str:
+    """Compact ASCII JSON: any Python string survives it, NUL and lone surrogates too."""
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """A value of any type in JSON types: what JSON has no type for becomes text."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, (datetime, date)):
+        return value.isoformat()
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    return str(value)
+
+
+def load_json(payload: str | bytes, what: str) -> dict[str, Any]:
+    """Parse a stored JSON object, or raise `CorruptDataError` that names `what`."""
+    try:
+        value = json.loads(payload)
+    except ValueError as error:
+        msg = f"stored {what} can't be read back: {error}. Delete it, or restore it from a backup."
+        raise CorruptDataError(msg) from error
+    if not isinstance(value, dict):
+        msg = f"stored {what} is a {type(value).__name__}, not an object. Delete it, or restore it from a backup."
+        raise CorruptDataError(msg)
+    return value
+
+
+_FIELDS = {item.name: item for item in fields(UserDocRecord)}
+_REQUIRED = ("user_id", "doc_id", "doc_title", "doc_path")
+_ELSEWHERE = {"user_state", "full_content", "queries_missed", "cache_miss_streak"}
+"""Fields with a place of their own in `StoredDocument`, or kept as clock readings."""
+_PLAIN = tuple(name for name in _FIELDS if name not in _ELSEWHERE and name not in TIME_FIELDS)
+_DEFAULTS = {
+    name: (item.default if item.default is not MISSING else None)
+    for name, item in _FIELDS.items()
+    if name not in _REQUIRED
+}
+
+
+def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = None) -> StoredDocument:
+    """The stored form of a record at the given readings of the user's clocks."""
+    seen, hit = clocks.queries - record.queries_missed, clocks.searches - record.cache_miss_streak
+    payload: dict[str, Any] = {
+        name: value for name in _PLAIN if (value := getattr(record, name)) != _DEFAULTS.get(name) or name in _REQUIRED
+    }
+    for name in TIME_FIELDS:
+        moment = getattr(record, name)
+        if moment is not None:
+            payload[name] = as_utc(moment).isoformat()
+    payload["seen_at"], payload["hit_at"] = seen, hit
+    return StoredDocument(
+        key=storage_key(record.doc_id),
+        state=DocumentState(record.user_state).value,
+        payload=dump_json(payload),
+        idle_seen=seen if record.counting else None,
+        idle_hit=hit if record.streak_counts else None,
+        content=content,
+    )
+
+
+def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
+    """The record of a stored form at the given readings of the user's clocks."""
+    what = f"record under the key {stored.key!r}"
+    payload = load_json(stored.payload, what)
+    try:
+        values: dict[str, Any] = {name: payload[name] for name in _PLAIN if name in payload}
+        for name in TIME_FIELDS:
+            if payload.get(name) is not None:
+                values[name] = datetime.fromisoformat(payload[name])
+        return UserDocRecord(
+            **values,
+            user_state=DocumentState(stored.state),
+            full_content=None if stored.content is None else json.loads(stored.content),
+            queries_missed=max(clocks.queries - int(payload["seen_at"]), 0),
+            cache_miss_streak=max(clocks.searches - int(payload["hit_at"]), 0),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"stored {what} can't be read back: {error!r}. Delete it, or restore it from a backup."
+        raise CorruptDataError(msg) from error
+
+
+def encode_event(event: DocumentEvent) -> str:
+    """The payload of an event."""
+    values = {item.name: getattr(event, item.name) for item in fields(event)}
+    return dump_json({**values, "at": as_utc(event.at).isoformat()})
+
+
+def decode_event(payload: str) -> DocumentEvent:
+    """The event of a payload."""
+    values = load_json(payload, "event")
+    try:
+        at = as_utc(datetime.fromisoformat(values.pop("at")))
+        came_from, went_to = DocumentState(values.pop("from_state")), DocumentState(values.pop("to_state"))
+        return DocumentEvent(at=at, from_state=came_from, to_state=went_to, **values)
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"stored event can't be read back: {error!r}"
+        raise CorruptDataError(msg) from error
+
+
+def encode_text(text: RetrievedText) -> str:
+    """The payload of a retrieved text."""
+    return dump_json({item.name: getattr(text, item.name) for item in fields(text)})
+
+
+def decode_text(payload: str) -> RetrievedText:
+    """The retrieved text of a payload."""
+    try:
+        return RetrievedText(**load_json(payload, "retrieved text"))
+    except TypeError as error:
+        msg = f"stored retrieved text can't be read back: {error}"
+        raise CorruptDataError(msg) from error
+
+
+def encode_change(view: UserView, user: StoredUser, change: UserChange) -> StoredChange:
+    """The stored form of a change, with the counters that follow from it.
+
+    The revision moves exactly when a fact that an index of the saved copies holds has changed, so no
+    rule has to remember to say so.
+    """
+    clocks = Clocks(view.clocks.queries + change.queries, view.clocks.searches + change.searches)
+    after = dict.fromkeys(change.deleted, None) | {record.doc_id: record for record in change.records}
+    saved, moved = user.saved, False
+    for doc_id, record in after.items():
+        before = view.records.get(doc_id)
+        saved += int(record is not None and record.saved) - int(before is not None and before.saved)
+        moved |= (record.index_facts if record else None) != (before.index_facts if before else None)
+    return StoredChange(
+        user=StoredUser(view.user_id, clocks.queries, clocks.searches, user.revision + int(moved), saved),
+        deleted=[storage_key(doc_id) for doc_id in change.deleted],
+        documents=[encode_record(record, clocks) for record in change.records],
+        contents={
+            storage_key(doc_id): None if content is None else dump_json(content)
+            for doc_id, content in change.contents.items()
+        },
+        events=[(storage_key(event.doc_id), encode_event(event)) for event in change.events],
+        clear_texts=[storage_key(doc_id) for doc_id in change.clear_texts],
+        texts=[(storage_key(text.doc_id), text.digest, encode_text(text)) for text in change.texts],
+        chunk_hits=[(doc_id, copy_id, indices) for doc_id, (copy_id, indices) in change.chunk_hits.items()],
+        hit_at=change.hit_at,
+    )

@@ -1,0 +1,149 @@
+"""State in this process's memory: the default, for development, tests and single runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rag_wiki.storage.base import ForgottenUser, StateStore
+from rag_wiki.storage.chunk_store import ChunkStore
+from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser
+
+__all__ = ["MemoryStateStore"]
+
+
+@dataclass
+class _User:
+    counters: StoredUser = field(default_factory=StoredUser)
+    documents: dict[str, StoredDocument] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
+    events: dict[str, deque[str]] = field(default_factory=dict)
+    texts: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+
+
+class MemoryStateStore(StateStore):
+    """Keeps state in memory; gone when the process ends. Safe for any number of threads.
+
+    Records go through the same codec as everywhere else, so nobody gets a live object out of it and is
+    surprised by another store later.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users: dict[str, _User] = {}
+        self._jobs: dict[str, str] = {}
+        self._chunks = ChunkStore()
+
+    @property
+    def chunk_store(self) -> ChunkStore:
+        """Chunks in the same memory."""
+        return self._chunks
+
+    def _user(self, user_key: str) -> _User:
+        return self._users.get(user_key) or _User()
+
+    def _read_user(self, user_key: str) -> StoredUser:
+        return self._user(user_key).counters
+
+    def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
+        with self._lock:
+            user = self._user(user_key)
+            document = user.documents.get(doc_key)
+            return user.counters, document and replace(document, content=user.contents.get(doc_key))
+
+    def _scan(
+        self,
+        user_key: str,
+        states: Sequence[str] | None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        content: bool = False,
+    ) -> tuple[StoredUser, list[StoredDocument]]:
+        with self._lock:
+            user = self._user(user_key)
+            found = sorted(
+                (item for item in user.documents.values() if states is None or item.state in states),
+                key=lambda item: item.key,
+            )
+            if after is not None:
+                found = [item for item in found if item.key > after]
+            if content:
+                found = [replace(item, content=user.contents.get(item.key)) for item in found]
+            return user.counters, found[:limit]
+
+    def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
+        with self._lock:
+            user = self._user(user_key)
+            seen, hit = user.counters.queries + 1 - lapse_after, user.counters.searches + 1 - demote_after
+            idle = [
+                item.key
+                for item in user.documents.values()
+                if (item.idle_seen is not None and item.idle_seen <= seen)
+                or (item.idle_hit is not None and item.idle_hit <= hit)
+            ]
+            return user.counters, idle
+
+    def _change(
+        self,
+        user_key: str,
+        doc_keys: Sequence[str],
+        step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
+    ) -> None:
+        with self._lock:
+            user = self._user(user_key)
+            present = {key: user.documents[key] for key in doc_keys if key in user.documents}
+            change = step(user.counters, present)
+            self._users[user_key] = user
+            user.counters = change.user
+            for key in change.deleted:
+                for part in (user.documents, user.contents, user.events, user.texts):
+                    part.pop(key, None)
+            user.documents.update({item.key: item for item in change.documents})
+            for key, content in change.contents.items():
+                if content is None:
+                    user.contents.pop(key, None)
+                else:
+                    user.contents[key] = content
+            for key, payload in change.events:
+                user.events.setdefault(key, deque(maxlen=self.history_limit)).append(payload)
+            for key in change.clear_texts:
+                user.texts.pop(key, None)
+            for key, digest, payload in change.texts:
+                user.texts[key][digest] = payload
+            for doc_id, copy_id, indices in change.chunk_hits:
+                if change.hit_at is not None:
+                    self._chunks.place.add_hits(change.user.user_id, doc_id, copy_id, indices, change.hit_at)
+
+    def _read_events(self, user_key: str, doc_key: str) -> Sequence[str]:
+        with self._lock:
+            return list(self._user(user_key).events.get(doc_key, ()))
+
+    def _read_texts(self, user_key: str, doc_key: str) -> Sequence[str]:
+        with self._lock:
+            return list(self._user(user_key).texts.get(doc_key, {}).values())
+
+    def _active_users(self) -> Iterable[str]:
+        with self._lock:
+            return [user.counters.user_id for user in self._users.values() if user.counters.saved > 0]
+
+    def _forget(self, user_key: str) -> ForgottenUser:
+        with self._lock:
+            user = self._users.pop(user_key, None) or _User()
+        return ForgottenUser(
+            documents=len(user.documents),
+            events=sum(map(len, user.events.values())),
+            retrieved_texts=sum(map(len, user.texts.values())),
+        )
+
+    def _read_job(self, name: str) -> str | None:
+        return self._jobs.get(name)
+
+    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
+        with self._lock:
+            if self._jobs.get(name) != expected:
+                return False
+            self._jobs[name] = moment
+            return True

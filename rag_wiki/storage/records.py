@@ -1,0 +1,296 @@
+"""What is known about a user's documents: the values that stores keep and rules work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from rag_wiki.clock import as_utc
+from rag_wiki.errors import InvalidDocumentError, InvalidUserError
+
+__all__ = [
+    "COUNTING_STATES",
+    "SAVED_STATES",
+    "TIME_FIELDS",
+    "Clocks",
+    "DocumentEvent",
+    "DocumentState",
+    "ForgottenUser",
+    "QueryStart",
+    "RetrievedText",
+    "UserChange",
+    "UserDocRecord",
+    "UserView",
+    "check_doc_id",
+    "check_user_id",
+]
+
+
+class DocumentState(str, Enum):
+    """Where a document stands for one user."""
+
+    GLOBAL = "GLOBAL"
+    """Only in the shared collection; this user has not met it."""
+    SURFACED = "SURFACED"
+    """Retrieved for this user; its fetches are being counted."""
+    SUGGESTED = "SUGGESTED"
+    """Came back often enough; saving it was proposed."""
+    CLAIMED = "CLAIMED"
+    """Saved; answered from the local copy."""
+    PINNED = "PINNED"
+    """Saved and part of every answer."""
+    DEMOTED = "DEMOTED"
+    """Let go, by decay or by the user; the local copy is gone."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+SAVED_STATES = frozenset({DocumentState.CLAIMED, DocumentState.PINNED})
+"""The states in which a local copy answers."""
+
+COUNTING_STATES = frozenset({DocumentState.SURFACED, DocumentState.SUGGESTED})
+"""The states in which fetches count towards a suggestion."""
+
+
+def check_user_id(user_id: object) -> str:
+    """Return `user_id`, or raise `InvalidUserError` when it names nobody."""
+    if not isinstance(user_id, str):
+        msg = f"user_id must be a string, got {type(user_id).__name__}: {user_id!r}"
+        raise InvalidUserError(msg)
+    if not user_id.strip():
+        msg = f"user_id must not be blank, got {user_id!r}"
+        raise InvalidUserError(msg)
+    return user_id
+
+
+def check_doc_id(doc_id: object) -> str:
+    """Return `doc_id`, or raise `InvalidDocumentError` when it names nothing."""
+    if not isinstance(doc_id, str):
+        msg = f"doc_id must be a string, got {type(doc_id).__name__}: {doc_id!r}"
+        raise InvalidDocumentError(msg)
+    if not doc_id.strip():
+        msg = f"doc_id must not be blank, got {doc_id!r}"
+        raise InvalidDocumentError(msg)
+    return doc_id
+
+
+@dataclass
+class UserDocRecord:
+    """All that is known about one document for one user.
+
+    A record is a value: a store hands out copies and keeps copies, and the lifecycle returns new ones.
+    Times are aware UTC; a naive time given in is read as UTC.
+
+    Raises:
+        InvalidUserError: `user_id` is blank or not a string.
+        InvalidDocumentError: `doc_id` is blank or not a string.
+    """
+
+    user_id: str
+    doc_id: str
+    doc_title: str
+    doc_path: str
+    user_state: DocumentState = DocumentState.SURFACED
+    fetch_count: int = 0
+    """Queries in which the document was fetched, since it was last started afresh."""
+    last_fetched_at: datetime | None = None
+    suggestion_sent: bool = False
+    """A suggestion is out and was neither accepted, declined nor lapsed."""
+    decay_score: float = 1.0
+    """The score of the last decay run, in [0, 1]."""
+    explicit_signal: float = 0.0
+    """The user's last vote: +1, −1, or 0 for none."""
+    full_content: str | None = None
+    """The saved text. `get` and the lists fill it; views for rules leave it out."""
+    cached_at: datetime | None = None
+    """When the present copy was saved."""
+    pinned_at: datetime | None = None
+    """Since when the document is PINNED."""
+    demoted_at: datetime | None = None
+    """Since when the document is DEMOTED."""
+    no_resiluggest_until: datetime | None = None
+    """No suggestion before this moment."""
+    next_suggest_at: int = 0
+    """The fetch count at which saving is suggested next; 0 stands for the configured threshold."""
+    queries_missed: int = 0
+    """The user's queries in a row that did not fetch the document."""
+    cache_miss_streak: int = 0
+    """Semantic searches in a row without a hit in the saved copy."""
+    always_full_doc: bool = False
+    """Answer with the whole document instead of its best chunks."""
+    decline_count: int = 0
+    """Suggestions declined since the document was last saved or removed; each doubles the next gap."""
+    pinned_by_user: bool = False
+    """The pin is the user's own: decay and miss streaks leave it alone."""
+    pin_candidate_since: datetime | None = None
+    """Since when the score holds at or above the pin threshold."""
+    demotion_candidate_since: datetime | None = None
+    """Since when the score holds below the demotion threshold."""
+    copy_id: str | None = None
+    """Names the stored copy (its chunks); a new save makes a new one."""
+    chunk_count: int = 0
+    """Chunks in the copy."""
+    content_source: str | None = None
+    """Where the saved text came from: `argument`, `loader`, `file` or `retrieved`."""
+    source_version: str | None = None
+    """The source's version when the copy was saved, where `config.version_key` names one."""
+    stale_since: datetime | None = None
+    """Since when the copy is known to differ from its source."""
+    retrieved: tuple[str, ...] = ()
+    """Digests of the retrieved texts that are kept for saving, oldest first."""
+    retrieved_chars: int = 0
+    """Characters of those texts."""
+
+    def __post_init__(self) -> None:
+        check_user_id(self.user_id)
+        check_doc_id(self.doc_id)
+        self.user_state = DocumentState(self.user_state)
+        self.retrieved = tuple(self.retrieved)
+        for name in TIME_FIELDS:
+            moment = getattr(self, name)
+            if moment is not None:
+                setattr(self, name, as_utc(moment))
+
+    @property
+    def saved(self) -> bool:
+        """Whether a local copy answers for this document."""
+        return self.user_state in SAVED_STATES
+
+    @property
+    def counting(self) -> bool:
+        """Whether there is a count or a suggestion that absence would reset."""
+        return self.user_state in COUNTING_STATES and (self.fetch_count > 0 or self.suggestion_sent)
+
+    @property
+    def streak_counts(self) -> bool:
+        """Whether searches without a hit can demote this document."""
+        return self.saved and not self.pinned_by_user
+
+    @property
+    def index_facts(self) -> tuple[object, ...] | None:
+        """What an index of the saved copies knows of this record; `None` when it is not saved."""
+        if not self.saved:
+            return None
+        return (
+            self.user_state,
+            self.copy_id,
+            self.doc_title,
+            self.doc_path,
+            self.always_full_doc,
+            self.pinned_by_user,
+            self.stale_since,
+            self.source_version,
+            self.content_source,
+        )
+
+
+TIME_FIELDS = tuple(item.name for item in fields(UserDocRecord) if "datetime" in str(item.type))
+"""The fields of a record that hold a moment."""
+
+
+@dataclass(frozen=True)
+class DocumentEvent:
+    """One step in the life of a document: what happened, when, why, at which count and score."""
+
+    doc_id: str
+    at: datetime
+    what: str
+    """`surfaced`, `suggested`, `declined`, `lapsed`, `saved`, `refreshed`, `stale`, `voted`, `pinned`,
+    `unpinned`, `demoted` or `removed`."""
+    why: str
+    """The reason, as a sentence for people."""
+    from_state: DocumentState
+    to_state: DocumentState
+    fetch_count: int
+    decay_score: float
+
+    def __str__(self) -> str:
+        step = f"{self.from_state} → {self.to_state}" if self.from_state != self.to_state else str(self.to_state)
+        count = f"count {self.fetch_count}, score {self.decay_score:.2f}"
+        return f"{self.at:%Y-%m-%d %H:%M} {self.what:<10} {step:<22} {self.why} ({count})"
+
+
+@dataclass(frozen=True)
+class RetrievedText:
+    """A text of an unsaved document as the wrapped retriever returned it, kept so that any worker can save it."""
+
+    doc_id: str
+    digest: str
+    text: str
+    chunk_index: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The caller's metadata in JSON types."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """A user's two counters: `queries` asked, and `searches` (semantic ones over the saved copies) that ran."""
+
+    queries: int = 0
+    searches: int = 0
+
+
+@dataclass(frozen=True)
+class QueryStart:
+    """What a query needs to know before it asks anybody."""
+
+    clocks: Clocks
+    revision: int
+    """Moves whenever what is saved, or how it is served, changed."""
+    saved: int
+    """Documents that a local copy answers for."""
+    idle_keys: tuple[str, ...] = ()
+    """Stored keys of documents that this query, missing them, would let lapse or demote."""
+
+
+@dataclass(frozen=True)
+class UserView:
+    """What a rule sees of a user: the clocks and the records asked for (without their content)."""
+
+    user_id: str
+    clocks: Clocks
+    revision: int
+    records: Mapping[str, UserDocRecord]
+    """By document id; a document without a record is not in it."""
+
+
+@dataclass(frozen=True)
+class UserChange:
+    """What a rule wants done, all of it or nothing."""
+
+    records: Sequence[UserDocRecord] = ()
+    """Written as they are, but for `full_content`, which stays what it was."""
+    contents: Mapping[str, str | None] = field(default_factory=dict)
+    """New content by document id; `None` removes it."""
+    deleted: Sequence[str] = ()
+    """Documents of which every trace in the state store goes."""
+    events: Sequence[DocumentEvent] = ()
+    texts: Sequence[RetrievedText] = ()
+    """Retrieved texts to keep."""
+    clear_texts: Sequence[str] = ()
+    """Documents whose retrieved texts go; texts in the same change are kept."""
+    chunk_hits: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Document id → (copy id, chunk indices that answered); kept where the chunks live beside the state."""
+    hit_at: datetime | None = None
+    """When those chunks answered."""
+    queries: int = 0
+    """How far the query clock moves."""
+    searches: int = 0
+    """How far the search clock moves."""
+    outcome: Any = None
+    """Whatever the rule tells its caller; not stored."""
+
+
+@dataclass(frozen=True)
+class ForgottenUser:
+    """What `forget_user` removed, counted."""
+
+    documents: int = 0
+    events: int = 0
+    retrieved_texts: int = 0
+    chunks: int = 0
+    files: int = 0

@@ -1,0 +1,465 @@
+"""State and chunks in Redis or Valkey (6 or newer), single server or cluster: for many workers and hosts.
+
+All keys of a user carry the same hash tag, so they lie in one slot, and a change of one user is one
+script on one node. Nothing ever scans the key space.
+
+========================================  =======================================================
+key (`rag_wiki:{user}` before each)       value
+========================================  =======================================================
+`:user`                                   hash: id, counters, and the version that a change compares
+`:docs`, `:content`                       hashes: document key → state and payload, document key → text
+`:saved`                                  set: keys of CLAIMED and PINNED documents
+`:seen`, `:hit`                           sorted sets: documents by their clock reading, for idleness
+`:events:<doc>`, `:texts:<doc>`           lists of payloads
+`:chunks:<doc>`, `:hits:<doc>:<copy>`     hashes: the copies' parts, the hits of each chunk
+`:chunked`                                set: keys of documents with chunks
+========================================  =======================================================
+
+Two keys belong to no user: `rag_wiki:users` (hash: who ever saved something) and `rag_wiki:jobs`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain, islice
+from typing import Any
+
+from rag_wiki.clock import as_utc
+from rag_wiki.errors import ConfigurationError, CorruptDataError, MissingExtraError
+from rag_wiki.storage.base import SAVED_STATES, ForgottenUser, StateStore
+from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy
+from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser, dump_json, storage_key
+
+try:
+    import redis
+except ImportError as error:
+    raise MissingExtraError("RedisStateStore", "redis") from error
+
+__all__ = ["RedisPlace", "RedisStateStore"]
+
+_USER_FIELDS = ("user_id", "queries", "searches", "revision", "saved", "version")
+_SAVED = frozenset(state.value for state in SAVED_STATES)
+_BATCH = 500
+
+_READ = """
+local user = redis.call('HMGET', KEYS[1], 'user_id', 'queries', 'searches', 'revision', 'saved', 'version')
+if #ARGV == 1 then return {user, {}, {}} end
+local names = {unpack(ARGV, 2)}
+local docs = redis.call('HMGET', KEYS[2], unpack(names))
+local contents = {}
+if ARGV[1] == '1' then contents = redis.call('HMGET', KEYS[3], unpack(names)) end
+return {user, docs, contents}
+"""
+"""KEYS: user, docs, content. ARGV: '1' to read content, then document keys. One moment of all of it."""
+
+_START = """
+local user = redis.call('HMGET', KEYS[1], 'user_id', 'queries', 'searches', 'revision', 'saved', 'version')
+local seen = tonumber(user[2] or 0) + 1 - tonumber(ARGV[1])
+local hit = tonumber(user[3] or 0) + 1 - tonumber(ARGV[2])
+return {user, redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', seen), redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', hit)}
+"""
+"""KEYS: user, seen, hit. ARGV: lapse_after, demote_after."""
+
+_COMMIT = """
+if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
+local at = 3
+while at <= #ARGV do
+  local size = tonumber(ARGV[at])
+  local command = {ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]}
+  for i = 3, size do command[i] = ARGV[at + i] end
+  redis.call(unpack(command))
+  at = at + size + 1
+end
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'version', ARGV[2]) end
+return 1
+"""
+"""Carry out commands if the user's version still is ARGV[1]; it becomes ARGV[2] then.
+
+Each command is a count, its name, the number of its key in KEYS, and its arguments.
+"""
+
+_SWAP = """
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1
+"""
+
+
+class _Commands:
+    """Commands for `_COMMIT`, with the keys they touch declared, as a cluster wants it."""
+
+    def __init__(self, user_key: str) -> None:
+        self.keys = [user_key]
+        self.arguments: list[str] = []
+
+    def add(self, name: str, key: str, *arguments: str | int) -> None:
+        if key not in self.keys:
+            self.keys.append(key)
+        values = [name, str(self.keys.index(key) + 1), *map(str, arguments)]
+        self.arguments += [str(len(values)), *values]
+
+
+class _Keys:
+    """The names of a user's keys."""
+
+    def __init__(self, prefix: str, user_key: str) -> None:
+        base = f"{prefix}:{{{user_key}}}"
+        self.user, self.docs, self.content = f"{base}:user", f"{base}:docs", f"{base}:content"
+        self.saved, self.seen, self.hit = f"{base}:saved", f"{base}:seen", f"{base}:hit"
+        self.chunked = f"{base}:chunked"
+        self._base = base
+
+    def events(self, doc_key: str) -> str:
+        return f"{self._base}:events:{doc_key}"
+
+    def texts(self, doc_key: str) -> str:
+        return f"{self._base}:texts:{doc_key}"
+
+    def chunks(self, doc_key: str) -> str:
+        return f"{self._base}:chunks:{doc_key}"
+
+    def hits(self, doc_key: str, copy_id: str) -> str:
+        return f"{self._base}:hits:{doc_key}:{copy_id}"
+
+
+def _text(value: bytes | str) -> str:
+    """What the client returned, whether or not it decodes responses."""
+    return value.decode("ascii") if isinstance(value, bytes) else value
+
+
+def _optional_text(value: bytes | str | None) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _stored_user(values: Sequence[Any]) -> tuple[StoredUser, str]:
+    user_id, *counters, version = (_optional_text(value) for value in values)
+    if user_id is None:
+        return StoredUser(), version or ""
+    return StoredUser(json.loads(user_id), *(int(value or 0) for value in counters)), version or ""
+
+
+def _stored_document(key: str, value: bytes | str, content: bytes | str | None = None) -> StoredDocument:
+    state, _, payload = _text(value).partition(" ")
+    return StoredDocument(key, state, payload, content=_optional_text(content))
+
+
+def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
+    iterator = iter(values)
+    while batch := list(islice(iterator, _BATCH)):
+        yield batch
+
+
+class RedisStateStore(StateStore):
+    """Keeps state, and the chunks beside it, in Redis or Valkey.
+
+    Args:
+        client: A `redis.Redis` or `redis.RedisCluster`; `decode_responses` may be on or off. It stays
+            yours: its pool bounds the connections, and `close` leaves it open.
+        prefix: What all keys begin with.
+
+    Raises:
+        MissingExtraError: redis-py is not installed.
+    """
+
+    def __init__(self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "rag_wiki") -> None:
+        if not hasattr(client, "register_script"):
+            msg = f"RedisStateStore takes a redis client as its first argument, got {type(client).__name__}"
+            raise ConfigurationError(msg)
+        self._client: Any = client
+        self._prefix = prefix
+        self._read = self._client.register_script(_READ)
+        self._start = self._client.register_script(_START)
+        self._commit = self._client.register_script(_COMMIT)
+        self._swap = self._client.register_script(_SWAP)
+        self._chunks = ChunkStore(place=RedisPlace(client, prefix=prefix))
+
+    @property
+    def chunk_store(self) -> ChunkStore:
+        """Chunks in the same Redis."""
+        return self._chunks
+
+    def _keys(self, user_key: str) -> _Keys:
+        return _Keys(self._prefix, user_key)
+
+    def _read_many(
+        self, user_key: str, doc_keys: Sequence[str], *, content: bool = False
+    ) -> tuple[StoredUser, str, list[StoredDocument]]:
+        keys = self._keys(user_key)
+        documents: list[StoredDocument] = []
+        user, version = StoredUser(), ""
+        for batch in _batches(doc_keys) if doc_keys else iter([[]]):
+            values, docs, contents = self._read(
+                keys=[keys.user, keys.docs, keys.content], args=["1" if content else "0", *batch]
+            )
+            user, version = _stored_user(values)
+            documents += [
+                _stored_document(key, doc, contents[at] if contents else None)
+                for at, (key, doc) in enumerate(zip(batch, docs, strict=True))
+                if doc is not None
+            ]
+        return user, version, documents
+
+    def _read_user(self, user_key: str) -> StoredUser:
+        return _stored_user(self._client.hmget(self._keys(user_key).user, _USER_FIELDS))[0]
+
+    def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
+        user, _, documents = self._read_many(user_key, [doc_key], content=True)
+        return user, next(iter(documents), None)
+
+    def _scan(
+        self,
+        user_key: str,
+        states: Sequence[str] | None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        content: bool = False,
+    ) -> tuple[StoredUser, list[StoredDocument]]:
+        keys = self._keys(user_key)
+        only_saved = states is not None and set(states) <= _SAVED
+        named = self._client.smembers(keys.saved) if only_saved else self._client.hkeys(keys.docs)
+        wanted = sorted(key for key in map(_text, named) if after is None or key > after)
+        user, found = self._read_user(user_key), list[StoredDocument]()
+        for batch in _batches(wanted):
+            user, _, documents = self._read_many(user_key, batch, content=content)
+            found += [item for item in documents if states is None or item.state in states]
+            if limit is not None and len(found) >= limit:
+                break
+        return user, found[:limit]
+
+    def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
+        keys = self._keys(user_key)
+        values, seen, hit = self._start(keys=[keys.user, keys.seen, keys.hit], args=[lapse_after, demote_after])
+        return _stored_user(values)[0], [_text(key) for key in (*seen, *hit)]
+
+    def _change(
+        self,
+        user_key: str,
+        doc_keys: Sequence[str],
+        step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
+    ) -> None:
+        keys = self._keys(user_key)
+        while True:
+            user, version, documents = self._read_many(user_key, doc_keys)
+            change = step(user, {item.key: item for item in documents})
+            if change.user.saved > user.saved:
+                # Before the change, so that no crash leaves a user with saved documents unlisted.
+                self._client.hset(f"{self._prefix}:users", user_key, dump_json(change.user.user_id))
+            commands = self._commands(keys, change)
+            arguments = [version, uuid.uuid4().hex, *commands.arguments]
+            if int(self._commit(keys=commands.keys, args=arguments)):
+                return
+
+    def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
+        commands = _Commands(keys.user)
+        for key in change.deleted:
+            self._add_delete(commands, keys, key)
+        for item in change.documents:
+            commands.add("HSET", keys.docs, item.key, f"{item.state} {item.payload}")
+            commands.add("SADD" if item.state in _SAVED else "SREM", keys.saved, item.key)
+            for sorted_set, reading in ((keys.seen, item.idle_seen), (keys.hit, item.idle_hit)):
+                if reading is None:
+                    commands.add("ZREM", sorted_set, item.key)
+                else:
+                    commands.add("ZADD", sorted_set, reading, item.key)
+        for key, content in change.contents.items():
+            if content is None:
+                commands.add("HDEL", keys.content, key)
+            else:
+                commands.add("HSET", keys.content, key, content)
+        for key, payload in change.events:
+            commands.add("RPUSH", keys.events(key), payload)
+            commands.add("LTRIM", keys.events(key), -self.history_limit, -1)
+        for key in change.clear_texts:
+            commands.add("DEL", keys.texts(key))
+        for key, _, payload in change.texts:
+            commands.add("RPUSH", keys.texts(key), payload)
+        if change.hit_at is not None:
+            for doc_id, copy_id, indices in change.chunk_hits:
+                for name, *arguments in _hit_commands(indices, change.hit_at):
+                    commands.add(name, keys.hits(storage_key(doc_id), copy_id), *arguments)
+        user = change.user
+        values: dict[str, str | int] = {
+            "user_id": dump_json(user.user_id),
+            "queries": user.queries,
+            "searches": user.searches,
+            "revision": user.revision,
+            "saved": user.saved,
+        }
+        commands.add("HSET", keys.user, *chain.from_iterable(values.items()))
+        return commands
+
+    @staticmethod
+    def _add_delete(commands: _Commands, keys: _Keys, doc_key: str) -> None:
+        for hash_key in (keys.docs, keys.content):
+            commands.add("HDEL", hash_key, doc_key)
+        commands.add("SREM", keys.saved, doc_key)
+        for sorted_set in (keys.seen, keys.hit):
+            commands.add("ZREM", sorted_set, doc_key)
+        for name in (keys.events(doc_key), keys.texts(doc_key)):
+            commands.add("DEL", name)
+
+    def _read_events(self, user_key: str, doc_key: str) -> Sequence[str]:
+        return [_text(payload) for payload in self._client.lrange(self._keys(user_key).events(doc_key), 0, -1)]
+
+    def _read_texts(self, user_key: str, doc_key: str) -> Sequence[str]:
+        payloads = map(_text, self._client.lrange(self._keys(user_key).texts(doc_key), 0, -1))
+        # The last writing of a digest counts, at the place of its first.
+        return list({json.loads(payload)["digest"]: payload for payload in payloads}.values())
+
+    def _active_users(self) -> Iterable[str]:
+        named = self._client.hgetall(f"{self._prefix}:users")
+        for batch in _batches(named.items()):
+            pipeline = self._client.pipeline(transaction=False)
+            for user_key, _ in batch:
+                pipeline.hget(self._keys(_text(user_key)).user, "saved")
+            for (_, user_id), saved in zip(batch, pipeline.execute(), strict=True):
+                if saved is not None and int(saved) > 0:
+                    yield json.loads(user_id)
+
+    def _forget(self, user_key: str) -> ForgottenUser:
+        keys = self._keys(user_key)
+        while True:
+            version = _optional_text(self._client.hget(keys.user, "version")) or ""
+            doc_keys = [_text(key) for key in self._client.hkeys(keys.docs)]
+            pipeline = self._client.pipeline(transaction=False)
+            for key in doc_keys:
+                pipeline.llen(keys.events(key)).llen(keys.texts(key))
+            lengths = pipeline.execute()
+            commands = _Commands(keys.user)
+            for key in doc_keys:
+                self._add_delete(commands, keys, key)
+            commands.add("DEL", keys.user)
+            if int(self._commit(keys=commands.keys, args=[version, "", *commands.arguments])):
+                self._client.hdel(f"{self._prefix}:users", user_key)
+                return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
+
+    def _read_job(self, name: str) -> str | None:
+        return _optional_text(self._client.hget(f"{self._prefix}:jobs", storage_key(name)))
+
+    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
+        return bool(int(self._swap(keys=[f"{self._prefix}:jobs"], args=[storage_key(name), expected or "", moment])))
+
+
+def _hit_commands(indices: Sequence[int], now: datetime) -> Iterator[tuple[str, str | int, str | int]]:
+    for index in indices:
+        yield "HINCRBY", index, 1
+        yield "HSET", f"{index}@", as_utc(now).isoformat()
+
+
+class RedisPlace(ChunkPlace):
+    """Chunks in Redis beside the state: one lifetime, seen by every worker."""
+
+    def __init__(self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "rag_wiki") -> None:
+        self._client: Any = client
+        self._prefix = prefix
+
+    def _keys(self, user_id: str) -> _Keys:
+        return _Keys(self._prefix, storage_key(user_id))
+
+    def write(self, user_id: str, doc_id: str, copy: StoredCopy) -> None:
+        """Keep a copy."""
+        keys, doc_key = self._keys(user_id), storage_key(doc_id)
+        pipeline = self._client.pipeline(transaction=True)
+        pipeline.sadd(keys.chunked, doc_key)
+        parts = {"header": copy.header, "texts": copy.texts or "[]", "vectors": copy.vectors or b""}
+        pipeline.hset(keys.chunks(doc_key), mapping={f"{copy.copy_id}:{part}": value for part, value in parts.items()})
+        pipeline.execute()
+
+    def copies(self, user_id: str, doc_id: str) -> list[str]:
+        """The ids of the document's copies."""
+        names = self._client.hkeys(self._keys(user_id).chunks(storage_key(doc_id)))
+        return sorted({_text(name).partition(":")[0] for name in names})
+
+    def read(self, user_id: str, doc_id: str, copy_id: str, *, texts: bool, vectors: bool) -> StoredCopy | None:
+        """The copy, or `None`."""
+        return next(iter(self.read_many(user_id, [(doc_id, copy_id)], texts=texts, vectors=vectors)))[1]
+
+    def read_many(
+        self, user_id: str, wanted: Iterable[tuple[str, str]], *, texts: bool, vectors: bool
+    ) -> Iterator[tuple[str, StoredCopy | None]]:
+        """Many copies, some hundreds a trip. Vectors are bytes, so a decoding client is told not to decode."""
+        keys = self._keys(user_id)
+        parts = ["header", *(["texts"] if texts else []), *(["vectors"] if vectors else [])]
+        for batch in _batches(wanted):
+            pipeline = self._client.pipeline(transaction=False)
+            for doc_id, copy_id in batch:
+                names = [f"{copy_id}:{part}" for part in parts]
+                pipeline.execute_command("HMGET", keys.chunks(storage_key(doc_id)), *names, NEVER_DECODE=[])
+            for (doc_id, copy_id), values in zip(batch, pipeline.execute(), strict=True):
+                found = dict(zip(parts, values, strict=True))
+                if None in values:
+                    yield doc_id, None
+                    continue
+                try:
+                    yield (
+                        doc_id,
+                        StoredCopy(
+                            copy_id, _text(found["header"]), _optional_text(found.get("texts")), found.get("vectors")
+                        ),
+                    )
+                except UnicodeDecodeError as error:
+                    msg = f"stored copy {copy_id} of document {doc_id!r} of user {user_id!r} is not ours: {error}"
+                    raise CorruptDataError(msg) from error
+
+    def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
+        """Remove copies and their hits."""
+        keys, doc_key = self._keys(user_id), storage_key(doc_id)
+        present = self.copies(user_id, doc_id)
+        gone = present if copy_ids is None else [copy_id for copy_id in present if copy_id in copy_ids]
+        if gone:
+            pipeline = self._client.pipeline(transaction=True)
+            for copy_id in gone:
+                pipeline.hdel(keys.chunks(doc_key), *(f"{copy_id}:{part}" for part in ("header", "texts", "vectors")))
+                pipeline.delete(keys.hits(doc_key, copy_id))
+            if len(gone) == len(present):
+                pipeline.srem(keys.chunked, doc_key)
+            pipeline.execute()
+        return len(gone)
+
+    def delete_user(self, user_id: str) -> int:
+        """Remove all of the user's copies and hits."""
+        keys, chunks = self._keys(user_id), 0
+        for doc_key in map(_text, self._client.smembers(keys.chunked)):
+            names = [_text(name) for name in self._client.hkeys(keys.chunks(doc_key))]
+            headers = [name for name in names if name.endswith(":header")]
+            for header in self._client.hmget(keys.chunks(doc_key), headers) if headers else []:
+                chunks += len(json.loads(header)["indices"]) if header is not None else 0
+            hits = [keys.hits(doc_key, name.partition(":")[0]) for name in headers]
+            self._client.delete(keys.chunks(doc_key), *hits)
+        self._client.delete(keys.chunked)
+        return chunks
+
+    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
+        """Count one hit for each chunk."""
+        keys, doc_key = self._keys(user_id), storage_key(doc_id)
+        if not self._client.hexists(keys.chunks(doc_key), f"{copy_id}:header"):
+            return
+        pipeline = self._client.pipeline(transaction=True)
+        for name, *arguments in _hit_commands(indices, now):
+            pipeline.execute_command(name, keys.hits(doc_key, copy_id), *arguments)
+        pipeline.execute()
+
+    def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
+        """The hits of a copy."""
+        values = self._client.hgetall(self._keys(user_id).hits(storage_key(doc_id), copy_id))
+        found = {_text(name): _text(value) for name, value in values.items()}
+        return {
+            int(name): ChunkHits(int(value), as_utc(datetime.fromisoformat(found[f"{name}@"])))
+            for name, value in found.items()
+            if not name.endswith("@")
+        }
+
+    def hit_counts(self, user_id: str, wanted: Iterable[tuple[str, str]]) -> dict[str, int]:
+        """How many chunks of each copy ever answered, some hundreds of copies a trip."""
+        keys, counts = self._keys(user_id), dict[str, int]()
+        for batch in _batches(wanted):
+            pipeline = self._client.pipeline(transaction=False)
+            for doc_id, copy_id in batch:
+                pipeline.hlen(keys.hits(storage_key(doc_id), copy_id))
+            for (doc_id, _), fields in zip(batch, pipeline.execute(), strict=True):
+                counts[doc_id] = int(fields) // 2
+        return counts

@@ -1,0 +1,587 @@
+"""State and chunks in a SQL database, through SQLAlchemy Core.
+
+`SQLStateStore` is for PostgreSQL; `SQLiteStateStore` in `rag_wiki.storage.sqlite` shares all of it but
+the way connections are made and locked.
+
+A record is one row: its JSON payload, and beside it only the columns that are searched. So the list of
+a record's fields exists once, in `UserDocRecord`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import Any, ClassVar
+
+from rag_wiki.clock import as_utc
+from rag_wiki.errors import ConfigurationError, MissingExtraError, SchemaVersionError
+from rag_wiki.storage.base import ForgottenUser, StateStore
+from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy
+from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser, dump_json, storage_key
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import postgresql
+    from sqlalchemy.engine import URL, Connection, Engine, Row, make_url
+except ImportError as error:
+    raise MissingExtraError("SQLiteStateStore / SQLStateStore", "sqlite") from error
+
+__all__ = ["SQLPlace", "SQLStateStore"]
+
+_metadata = sa.MetaData()
+_KEY = sa.String(255)
+
+
+def _key_column(name: str) -> sa.Column[str]:
+    return sa.Column(name, _KEY, primary_key=True)
+
+
+schema_table = sa.Table(
+    "rag_wiki_schema",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+users_table = sa.Table(
+    "rag_wiki_users",
+    _metadata,
+    _key_column("user_key"),
+    sa.Column("user_id", sa.Text, nullable=False),
+    sa.Column("queries", sa.BigInteger, nullable=False),
+    sa.Column("searches", sa.BigInteger, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("saved", sa.BigInteger, nullable=False),
+)
+documents_table = sa.Table(
+    "rag_wiki_documents",
+    _metadata,
+    _key_column("user_key"),
+    _key_column("doc_key"),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("idle_seen", sa.BigInteger),
+    sa.Column("idle_hit", sa.BigInteger),
+    sa.Column("payload", sa.Text, nullable=False),
+    sa.Column("content", sa.Text),
+    sa.Index("rag_wiki_documents_by_state", "user_key", "state"),
+    sa.Index("rag_wiki_documents_by_seen", "user_key", "idle_seen"),
+    sa.Index("rag_wiki_documents_by_hit", "user_key", "idle_hit"),
+)
+events_table = sa.Table(
+    "rag_wiki_events",
+    _metadata,
+    _key_column("user_key"),
+    _key_column("doc_key"),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("payload", sa.Text, nullable=False),
+)
+texts_table = sa.Table(
+    "rag_wiki_texts",
+    _metadata,
+    _key_column("user_key"),
+    _key_column("doc_key"),
+    _key_column("digest"),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("payload", sa.Text, nullable=False),
+)
+chunks_table = sa.Table(
+    "rag_wiki_chunks",
+    _metadata,
+    _key_column("user_key"),
+    _key_column("doc_key"),
+    _key_column("copy_id"),
+    sa.Column("chunks", sa.BigInteger, nullable=False),
+    sa.Column("header", sa.Text, nullable=False),
+    sa.Column("texts", sa.Text, nullable=False),
+    sa.Column("vectors", sa.LargeBinary, nullable=False),
+)
+hits_table = sa.Table(
+    "rag_wiki_chunk_hits",
+    _metadata,
+    _key_column("user_key"),
+    _key_column("doc_key"),
+    _key_column("copy_id"),
+    sa.Column("chunk_index", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("hit_count", sa.BigInteger, nullable=False),
+    sa.Column("last_hit_at", sa.String(40), nullable=False),
+)
+jobs_table = sa.Table(
+    "rag_wiki_jobs",
+    _metadata,
+    _key_column("name"),
+    sa.Column("moment", sa.String(40), nullable=False),
+)
+
+_MOST_BOUND_VALUES = 500
+"""Ids in one IN list: SQLite's oldest limit is 999 bound values a statement."""
+
+
+class SQLDatabase:
+    """One database: its engine, its schema, and its transactions. State and chunks share one."""
+
+    schema_version: ClassVar[int] = 1
+    migrations: ClassVar[Mapping[int, Callable[[Connection], None]]] = {}
+    """From version → what makes the next one of it. Runs inside the transaction that sets up the schema."""
+
+    def __init__(self, url: str | URL | Engine) -> None:
+        self._given = url if isinstance(url, Engine) else None
+        self._url = url.url if isinstance(url, Engine) else make_url(url)
+        self._engine: Engine | None = None
+        self._process = os.getpid()
+        self._setup = threading.Lock()
+        self.check_url(self._url)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url.render_as_string(hide_password=True)!r})"
+
+    # -- what differs between databases ----------------------------------------------------------
+
+    insert: Any = staticmethod(postgresql.insert)
+    """The dialect's INSERT with ON CONFLICT."""
+
+    def check_url(self, url: URL) -> None:
+        """Raise `ConfigurationError` for a database that this class is not for."""
+        if url.get_backend_name() == "sqlite":
+            msg = f"SQLStateStore is for PostgreSQL; for {url.render_as_string()!r} use SQLiteStateStore"
+            raise ConfigurationError(msg)
+        if url.get_backend_name() != "postgresql":
+            msg = f"SQLStateStore works on PostgreSQL, not on {url.get_backend_name()!r}"
+            raise ConfigurationError(msg)
+
+    def create_engine(self) -> Engine:
+        """Open the database."""
+        url = self._url
+        if url.drivername == "postgresql":
+            url = url.set(drivername="postgresql+psycopg")
+        try:
+            return sa.create_engine(url, pool_pre_ping=True)
+        except ImportError as error:
+            raise MissingExtraError("SQLStateStore", "postgres") from error
+
+    def lock_schema(self, connection: Connection) -> None:
+        """Let one process at a time set up the schema: PostgreSQL's IF NOT EXISTS alone is a race."""
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7261675F77696B69)))
+
+    def lock_user(self, connection: Connection, user_key: str) -> StoredUser:
+        """Read a user's counters such that nobody else changes anything of this user until the end."""
+        query = _user_query(user_key).with_for_update()
+        row = connection.execute(query).first()
+        if row is None:
+            new = {"user_key": user_key, "user_id": dump_json(""), **dict.fromkeys(_COUNTERS, 0)}
+            connection.execute(self.insert(users_table).on_conflict_do_nothing(), [new])
+            row = connection.execute(query).first()
+        return _stored_user(row)
+
+    # -- what does not ---------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process; made, and the schema with it, at first use."""
+        if self._engine is None or self._process != os.getpid():
+            with self._setup:
+                if self._engine is None or self._process != os.getpid():
+                    if self._engine is not None:
+                        # After a fork the parent's connections are not ours: leave them open for the parent.
+                        self._engine.dispose(close=False)
+                    engine = self._given or self.create_engine()
+                    self.set_up(engine)
+                    self._engine, self._process = engine, os.getpid()
+        return self._engine
+
+    def set_up(self, engine: Engine) -> None:
+        """Make the tables, or bring those of an older release up to date, in one transaction."""
+        with self.writing(engine) as connection:
+            self.lock_schema(connection)
+            _metadata.create_all(connection)
+            found = connection.execute(sa.select(schema_table.c.version)).scalar()
+            if found is None:
+                connection.execute(sa.insert(schema_table).values(id=1, version=self.schema_version))
+                return
+            if found > self.schema_version:
+                msg = (
+                    f"{self!r} holds schema version {found}, this release of langchain-rag-wiki knows "
+                    f"{self.schema_version}: upgrade langchain-rag-wiki, or open another database"
+                )
+                raise SchemaVersionError(msg)
+            for version in range(found, self.schema_version):
+                self.migrations[version](connection)
+            connection.execute(sa.update(schema_table).values(version=self.schema_version))
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that sees one moment of the database."""
+        with self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def writing(self, engine: Engine | None = None) -> Iterator[Connection]:
+        """A transaction that writes: all of it, or nothing."""
+        with (engine or self.engine).connect() as connection, connection.begin():
+            yield connection
+
+    def upsert(self, connection: Connection, table: sa.Table, rows: list[dict[str, Any]], *keep: str) -> None:
+        """Insert rows, or overwrite all their columns but the key and `keep`."""
+        if not rows:
+            return
+        statement = self.insert(table)
+        names = [column.name for column in table.columns if not column.primary_key and column.name not in keep]
+        statement = statement.on_conflict_do_update(
+            index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in names}
+        )
+        connection.execute(statement, rows)
+
+    def close(self) -> None:
+        """Close the connections that were opened here; an engine that was handed in stays open."""
+        if self._given is None and self._engine is not None and self._process == os.getpid():
+            self._engine.dispose()
+        self._engine = None
+
+
+_COUNTERS = ("queries", "searches", "revision", "saved")
+
+
+def _user_query(user_key: str) -> sa.Select[Any]:
+    return sa.select(users_table).where(users_table.c.user_key == user_key)
+
+
+def _stored_user(row: Row[Any] | None) -> StoredUser:
+    if row is None:
+        return StoredUser()
+    return StoredUser(json.loads(row.user_id), row.queries, row.searches, row.revision, row.saved)
+
+
+def _of(table: sa.Table, user_key: str, doc_key: str | None = None) -> sa.ColumnElement[bool]:
+    mine = table.c.user_key == user_key
+    return mine if doc_key is None else sa.and_(mine, table.c.doc_key == doc_key)
+
+
+_PLAIN_COLUMNS = [column for column in documents_table.columns if column.name not in {"user_key", "content"}]
+
+
+def _stored_document(row: Row[Any], content: str | None = None) -> StoredDocument:
+    return StoredDocument(row.doc_key, row.state, row.payload, row.idle_seen, row.idle_hit, content)
+
+
+def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
+    iterator = iter(values)
+    while batch := list(islice(iterator, _MOST_BOUND_VALUES)):
+        yield batch
+
+
+class SQLStateStore(StateStore):
+    """Keeps state, and the chunks beside it, in PostgreSQL: for any number of workers and hosts.
+
+    Args:
+        url: A SQLAlchemy URL such as `postgresql://user:password@host/database` (psycopg is the driver),
+            or an `Engine`, which stays yours: `close` leaves it open.
+
+    Raises:
+        ConfigurationError: The URL names another kind of database.
+        MissingExtraError: SQLAlchemy or psycopg is not installed.
+    """
+
+    _database_class: ClassVar[type[SQLDatabase]] = SQLDatabase
+
+    def __init__(self, url: str | URL | Engine) -> None:
+        self._database = self._database_class(url)
+        self._chunks = ChunkStore(place=SQLPlace(self._database))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._database!r})"
+
+    @property
+    def chunk_store(self) -> ChunkStore:
+        """Chunks in the same database."""
+        return self._chunks
+
+    def close(self) -> None:
+        """Close the connections that this store opened."""
+        self._database.close()
+
+    def _read_user(self, user_key: str) -> StoredUser:
+        with self._database.reading() as connection:
+            return _stored_user(connection.execute(_user_query(user_key)).first())
+
+    def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
+        with self._database.reading() as connection:
+            user = _stored_user(connection.execute(_user_query(user_key)).first())
+            row = connection.execute(sa.select(documents_table).where(_of(documents_table, user_key, doc_key))).first()
+        return user, None if row is None else _stored_document(row, row.content)
+
+    def _scan(
+        self,
+        user_key: str,
+        states: Sequence[str] | None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        content: bool = False,
+    ) -> tuple[StoredUser, list[StoredDocument]]:
+        columns = [*_PLAIN_COLUMNS, documents_table.c.content] if content else _PLAIN_COLUMNS
+        query = sa.select(*columns).where(_of(documents_table, user_key)).order_by(documents_table.c.doc_key)
+        if states is not None:
+            query = query.where(documents_table.c.state.in_(states))
+        if after is not None:
+            query = query.where(documents_table.c.doc_key > after)
+        with self._database.reading() as connection:
+            user = _stored_user(connection.execute(_user_query(user_key)).first())
+            rows = connection.execute(query.limit(limit)).all()
+        return user, [_stored_document(row, row.content if content else None) for row in rows]
+
+    def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
+        with self._database.reading() as connection:
+            user = _stored_user(connection.execute(_user_query(user_key)).first())
+            # Two statements, each with its own index, rather than an OR that would read all of the user's rows.
+            columns = documents_table.c
+            idle = [
+                connection.execute(
+                    sa.select(columns.doc_key).where(columns.user_key == user_key, column <= reading)
+                ).scalars()
+                for column, reading in (
+                    (columns.idle_seen, user.queries + 1 - lapse_after),
+                    (columns.idle_hit, user.searches + 1 - demote_after),
+                )
+            ]
+            return user, [key for keys in idle for key in keys]
+
+    def _change(
+        self,
+        user_key: str,
+        doc_keys: Sequence[str],
+        step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
+    ) -> None:
+        with self._database.writing() as connection:
+            user = self._database.lock_user(connection, user_key)
+            present: dict[str, StoredDocument] = {}
+            for keys in _batches(doc_keys):
+                query = sa.select(*_PLAIN_COLUMNS).where(
+                    documents_table.c.user_key == user_key, documents_table.c.doc_key.in_(keys)
+                )
+                present.update({row.doc_key: _stored_document(row) for row in connection.execute(query)})
+            self._write(connection, user_key, step(user, present))
+
+    def _write(self, connection: Connection, user_key: str, change: StoredChange) -> None:
+        upsert = self._database.upsert
+        for key in change.deleted:
+            for table in (documents_table, events_table, texts_table):
+                connection.execute(sa.delete(table).where(_of(table, user_key, key)))
+        documents = [
+            {
+                "user_key": user_key,
+                "doc_key": item.key,
+                "state": item.state,
+                "idle_seen": item.idle_seen,
+                "idle_hit": item.idle_hit,
+                "payload": item.payload,
+                "content": None,
+            }
+            for item in change.documents
+        ]
+        upsert(connection, documents_table, documents, "content")
+        for key, content in change.contents.items():
+            connection.execute(
+                sa.update(documents_table).where(_of(documents_table, user_key, key)).values(content=content)
+            )
+        self._write_events(connection, user_key, change.events)
+        for key in change.clear_texts:
+            connection.execute(sa.delete(texts_table).where(_of(texts_table, user_key, key)))
+        for key, digest, payload in change.texts:
+            number = self._next_number(connection, texts_table, user_key, key)
+            row = {"user_key": user_key, "doc_key": key, "digest": digest, "number": number, "payload": payload}
+            upsert(connection, texts_table, [row], "number")
+        if change.hit_at is not None:
+            for doc_id, copy_id, indices in change.chunk_hits:
+                _add_hits(self._database, connection, (user_key, storage_key(doc_id), copy_id), indices, change.hit_at)
+        counters = {name: getattr(change.user, name) for name in _COUNTERS}
+        user = {"user_key": user_key, "user_id": dump_json(change.user.user_id), **counters}
+        upsert(connection, users_table, [user])
+
+    def _write_events(self, connection: Connection, user_key: str, events: Sequence[tuple[str, str]]) -> None:
+        for key, payload in events:
+            number = self._next_number(connection, events_table, user_key, key)
+            row = {"user_key": user_key, "doc_key": key, "number": number, "payload": payload}
+            connection.execute(sa.insert(events_table), [row])
+            if number > self.history_limit:
+                old = events_table.c.number <= number - self.history_limit
+                connection.execute(sa.delete(events_table).where(_of(events_table, user_key, key), old))
+
+    @staticmethod
+    def _next_number(connection: Connection, table: sa.Table, user_key: str, doc_key: str) -> int:
+        query = sa.select(sa.func.coalesce(sa.func.max(table.c.number), 0)).where(_of(table, user_key, doc_key))
+        return int(connection.execute(query).scalar_one()) + 1
+
+    def _read_events(self, user_key: str, doc_key: str) -> Sequence[str]:
+        return self._payloads(events_table, user_key, doc_key)
+
+    def _read_texts(self, user_key: str, doc_key: str) -> Sequence[str]:
+        return self._payloads(texts_table, user_key, doc_key)
+
+    def _payloads(self, table: sa.Table, user_key: str, doc_key: str) -> Sequence[str]:
+        query = sa.select(table.c.payload).where(_of(table, user_key, doc_key)).order_by(table.c.number)
+        with self._database.reading() as connection:
+            return connection.execute(query).scalars().all()
+
+    def _active_users(self) -> Iterable[str]:
+        with self._database.reading() as connection:
+            rows = connection.execute(sa.select(users_table.c.user_id).where(users_table.c.saved > 0))
+            return [json.loads(user_id) for user_id in rows.scalars()]
+
+    def _forget(self, user_key: str) -> ForgottenUser:
+        with self._database.writing() as connection:
+            self._database.lock_user(connection, user_key)
+            gone = [
+                connection.execute(sa.delete(table).where(_of(table, user_key))).rowcount
+                for table in (documents_table, events_table, texts_table)
+            ]
+            connection.execute(sa.delete(users_table).where(users_table.c.user_key == user_key))
+        return ForgottenUser(documents=gone[0], events=gone[1], retrieved_texts=gone[2])
+
+    def _read_job(self, name: str) -> str | None:
+        query = sa.select(jobs_table.c.moment).where(jobs_table.c.name == storage_key(name))
+        with self._database.reading() as connection:
+            return connection.execute(query).scalar()
+
+    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
+        row = {"name": storage_key(name), "moment": moment}
+        with self._database.writing() as connection:
+            if expected is None:
+                statement = self._database.insert(jobs_table).values(row).on_conflict_do_nothing()
+            else:
+                same = sa.and_(jobs_table.c.name == row["name"], jobs_table.c.moment == expected)
+                statement = sa.update(jobs_table).where(same).values(moment=moment)
+            return bool(connection.execute(statement).rowcount)
+
+
+def _add_hits(
+    database: SQLDatabase,
+    connection: Connection,
+    key: tuple[str, str, str],
+    indices: Sequence[int],
+    now: datetime,
+) -> None:
+    names = ("user_key", "doc_key", "copy_id")
+    moment = as_utc(now).isoformat()
+    rows = [
+        {**dict(zip(names, key, strict=True)), "chunk_index": index, "hit_count": 1, "last_hit_at": moment}
+        for index in indices
+    ]
+    statement = database.insert(hits_table)
+    statement = statement.on_conflict_do_update(
+        index_elements=list(hits_table.primary_key),
+        set_={"hit_count": hits_table.c.hit_count + 1, "last_hit_at": statement.excluded.last_hit_at},
+    )
+    connection.execute(statement, rows)
+
+
+class SQLPlace(ChunkPlace):
+    """Chunks in the database of the state: one lifetime, seen by every worker."""
+
+    def __init__(self, database: SQLDatabase) -> None:
+        self._database = database
+
+    def write(self, user_id: str, doc_id: str, copy: StoredCopy) -> None:
+        """Keep a copy."""
+        row = {
+            "user_key": storage_key(user_id),
+            "doc_key": storage_key(doc_id),
+            "copy_id": copy.copy_id,
+            "chunks": len(json.loads(copy.header)["indices"]),
+            "header": copy.header,
+            "texts": copy.texts or "[]",
+            "vectors": copy.vectors or b"",
+        }
+        with self._database.writing() as connection:
+            self._database.upsert(connection, chunks_table, [row])
+
+    def copies(self, user_id: str, doc_id: str) -> list[str]:
+        """The ids of the document's copies."""
+        mine = _of(chunks_table, storage_key(user_id), storage_key(doc_id))
+        query = sa.select(chunks_table.c.copy_id).where(mine).order_by(chunks_table.c.copy_id)
+        with self._database.reading() as connection:
+            return list(connection.execute(query).scalars())
+
+    def read(self, user_id: str, doc_id: str, copy_id: str, *, texts: bool, vectors: bool) -> StoredCopy | None:
+        """The copy, or `None`."""
+        return next(iter(self.read_many(user_id, [(doc_id, copy_id)], texts=texts, vectors=vectors)))[1]
+
+    def read_many(
+        self, user_id: str, wanted: Iterable[tuple[str, str]], *, texts: bool, vectors: bool
+    ) -> Iterator[tuple[str, StoredCopy | None]]:
+        """Many copies, some hundreds a statement."""
+        names = ["doc_key", "copy_id", "header", *(["texts"] if texts else []), *(["vectors"] if vectors else [])]
+        columns = [chunks_table.c[name] for name in names]
+        for batch in _batches(wanted):
+            keys = [storage_key(doc_id) for doc_id, _ in batch]
+            query = sa.select(*columns).where(_of(chunks_table, storage_key(user_id)), chunks_table.c.doc_key.in_(keys))
+            with self._database.reading() as connection:
+                found = {(row.doc_key, row.copy_id): row for row in connection.execute(query)}
+            for (doc_id, copy_id), key in zip(batch, keys, strict=True):
+                row = found.get((key, copy_id))
+                yield (
+                    doc_id,
+                    None
+                    if row is None
+                    else StoredCopy(
+                        copy_id, row.header, row.texts if texts else None, bytes(row.vectors) if vectors else None
+                    ),
+                )
+
+    def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
+        """Remove copies and their hits."""
+        removed = []
+        with self._database.writing() as connection:
+            for table in (chunks_table, hits_table):
+                statement = sa.delete(table).where(_of(table, storage_key(user_id), storage_key(doc_id)))
+                if copy_ids is not None:
+                    statement = statement.where(table.c.copy_id.in_(list(copy_ids)))
+                removed.append(connection.execute(statement).rowcount)
+        return removed[0]
+
+    def delete_user(self, user_id: str) -> int:
+        """Remove all of the user's copies and hits."""
+        key = storage_key(user_id)
+        total = sa.select(sa.func.coalesce(sa.func.sum(chunks_table.c.chunks), 0)).where(_of(chunks_table, key))
+        with self._database.writing() as connection:
+            chunks = int(connection.execute(total).scalar_one())
+            for table in (chunks_table, hits_table):
+                connection.execute(sa.delete(table).where(_of(table, key)))
+        return chunks
+
+    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
+        """Count one hit for each chunk."""
+        if copy_id not in self.copies(user_id, doc_id):
+            return
+        with self._database.writing() as connection:
+            key = (storage_key(user_id), storage_key(doc_id), copy_id)
+            _add_hits(self._database, connection, key, indices, now)
+
+    def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
+        """The hits of a copy."""
+        mine = _of(hits_table, storage_key(user_id), storage_key(doc_id))
+        query = sa.select(hits_table).where(mine, hits_table.c.copy_id == copy_id)
+        with self._database.reading() as connection:
+            return {
+                row.chunk_index: ChunkHits(row.hit_count, as_utc(datetime.fromisoformat(row.last_hit_at)))
+                for row in connection.execute(query)
+            }
+
+    def hit_counts(self, user_id: str, wanted: Iterable[tuple[str, str]]) -> dict[str, int]:
+        """How many chunks of each copy ever answered, some hundreds of copies a statement."""
+        counts: dict[str, int] = {}
+        for batch in _batches(wanted):
+            keys = {storage_key(doc_id): (doc_id, copy_id) for doc_id, copy_id in batch}
+            query = (
+                sa.select(hits_table.c.doc_key, hits_table.c.copy_id, sa.func.count().label("hit"))
+                .where(_of(hits_table, storage_key(user_id)), hits_table.c.doc_key.in_(list(keys)))
+                .group_by(hits_table.c.doc_key, hits_table.c.copy_id)
+            )
+            with self._database.reading() as connection:
+                for row in connection.execute(query):
+                    doc_id, copy_id = keys[row.doc_key]
+                    if row.copy_id == copy_id:
+                        counts[doc_id] = row.hit
+        return counts

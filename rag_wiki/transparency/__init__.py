@@ -1,0 +1,1 @@
+"""What a call used, and from where."""

@@ -1,0 +1,71 @@
+"""Whose provenance is "the last one": local to the thread or task that asks.
+
+A context variable alone is not enough. LangChain runs the steps of a chain in copies of the context, and
+`asyncio.run` in a task of its own; what is set there is not seen where the chain was called. So the variable
+holds a *cell*, which copies of the context share: a call by the same thread or task writes into it, a call by
+another one opens a cell of its own and tells those that it came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from rag_wiki.transparency.provenance import ProvenanceBlock
+
+__all__ = ["LatestProvenance"]
+
+_MOST_RETRIEVERS = 8
+"""Retrievers that one context remembers; a context may outlive them."""
+
+
+@dataclass
+class _Cell:
+    owner: object
+    provenance: ProvenanceBlock
+    parent: _Cell | None
+
+
+_cells: ContextVar[tuple[tuple[int, _Cell], ...]] = ContextVar("rag_wiki_provenance_cells", default=())
+
+
+class LatestProvenance:
+    """The newest provenance of one retriever, as each thread and task sees it."""
+
+    def __init__(self) -> None:
+        self._newest: ProvenanceBlock | None = None
+        self._of_thread = threading.local()
+
+    def publish(self, provenance: ProvenanceBlock) -> None:
+        """Note the provenance of a call that this thread or task made."""
+        self._newest = self._of_thread.provenance = provenance
+        owner, inherited = _current_owner(), self._cell()
+        ancestor = inherited
+        while ancestor is not None:
+            ancestor.provenance = provenance
+            ancestor = ancestor.parent
+        if inherited is None or inherited.owner != owner:
+            others = tuple(item for item in _cells.get() if item[0] != id(self))
+            own = (id(self), _Cell(owner, provenance, inherited))
+            _cells.set((*others, own)[-_MOST_RETRIEVERS:])
+
+    def read(self) -> ProvenanceBlock | None:
+        """The newest provenance of this thread or task or of those it started; else the newest of all."""
+        cell = self._cell()
+        if cell is not None:
+            return cell.provenance
+        own: ProvenanceBlock | None = getattr(self._of_thread, "provenance", None)
+        return own or self._newest
+
+    def _cell(self) -> _Cell | None:
+        return dict(_cells.get()).get(id(self))
+
+
+def _current_owner() -> object:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident() if task is None else task
