@@ -448,9 +448,11 @@ class RagWikiRetriever(BaseRetriever):
     def decline_suggestion(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
         """Say no to a suggestion; the next one waits for twice as many fetches, and twice that after it.
 
+        A document that is saved already stays so.
+
         Raises:
             UnknownDocumentError: The user never met the document.
-            InvalidTransitionError: The document is saved, or was let go.
+            InvalidTransitionError: The document was let go.
         """
         return self._counter.decline_suggestion(self._user(user_id), doc_id)
 

@@ -11,6 +11,7 @@ from rag_wiki.errors import InvalidDocumentError, InvalidTransitionError, Unknow
 from rag_wiki.lifecycle.state_machine import StateMachine, describe, move
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.records import (
+    COUNTING_STATES,
     DocumentEvent,
     DocumentState,
     UserChange,
@@ -116,13 +117,17 @@ def lapse(record: UserDocRecord, fetch_threshold: int, now: datetime) -> Step:
 def decline(record: UserDocRecord, fetch_threshold: int, now: datetime) -> Step:
     """The user does not want it saved: the next suggestion waits, twice as long after each decline.
 
+    A document that is saved already stays so: its suggestion was answered, perhaps on another screen.
+
     Raises:
-        InvalidTransitionError: The document is saved, or was let go.
+        InvalidTransitionError: The document was let go.
     """
-    if record.user_state not in (DocumentState.SURFACED, DocumentState.SUGGESTED):
+    if record.saved:
+        return Step(record)
+    if record.user_state not in COUNTING_STATES:
         msg = (
             f"document {record.doc_id!r} of user {record.user_id!r} is {record.user_state}: there is no suggestion "
-            "to decline. To remove a saved document use force_remove."
+            "to decline. It can be suggested again after it was fetched again."
         )
         raise InvalidTransitionError(msg)
     declines = record.decline_count + 1
@@ -237,11 +242,11 @@ class FetchCounter:
         return replace(saved, full_content=full_content)
 
     def decline_suggestion(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
-        """Note that the user does not want it saved.
+        """Note that the user does not want it saved; a document that is saved already stays so.
 
         Raises:
             UnknownDocumentError: The user never met the document.
-            InvalidTransitionError: The document is saved, or was let go.
+            InvalidTransitionError: The document was let go.
         """
         moment = as_utc(now or self._clock())
 

@@ -1,0 +1,249 @@
+"""The decay job, run by itself once per interval, by one worker of however many there are.
+
+The job is `DecayEngine.run_for_user` for every user with saved documents. When it last began is kept in the
+state store: a worker that starts late catches up at once, and workers that share a store take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from rag_wiki.clock import Clock, utc_now
+from rag_wiki.errors import ConfigurationError, MissingExtraError
+from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
+from rag_wiki.storage.base import StateStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DecayScheduler"]
+
+logger = logging.getLogger("rag_wiki")
+
+_JOB = "decay"
+_RETRY_SECONDS = 60.0
+"""How long to wait when the store could not say whether the job is due."""
+_LONGEST_WAIT_SECONDS = 3600.0
+"""Clocks are set and machines sleep: how long a timer trusts one look at the time."""
+
+
+class _Timer(Protocol):
+    """Calls the job each time that it is due, until it is stopped."""
+
+    @property
+    def running(self) -> bool: ...
+
+    def stop(self, timeout: float) -> None: ...
+
+
+class DecayScheduler:
+    """Runs the decay job for all users, once per interval.
+
+    Args:
+        engine: Does the work for one user.
+        store: Knows the users, and when the job last began.
+        backend: `"simple"` is a thread of the standard library; `"apscheduler"` uses APScheduler's
+            `BackgroundScheduler`. Both are daemons: they never keep a process alive.
+        interval_hours: Hours between runs.
+        clock: Tells the time.
+        wait: Waits so many seconds, or until the event is set, and tells whether it was set; for tests.
+
+    Raises:
+        ConfigurationError: An unknown backend, or an interval that is not a positive number.
+        MissingExtraError: APScheduler is not installed.
+    """
+
+    def __init__(
+        self,
+        engine: DecayEngine,
+        store: StateStore,
+        backend: Literal["simple", "apscheduler"] = "simple",
+        interval_hours: float = 24,
+        *,
+        clock: Clock = utc_now,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
+        if backend not in ("simple", "apscheduler"):
+            msg = f"DecayScheduler.backend must be 'simple' or 'apscheduler', got {backend!r}"
+            raise ConfigurationError(msg)
+        hours_ok = isinstance(interval_hours, (int, float)) and not isinstance(interval_hours, bool)
+        if not hours_ok or not math.isfinite(interval_hours) or interval_hours <= 0:
+            msg = f"DecayScheduler.interval_hours must be a positive number of hours, got {interval_hours!r}"
+            raise ConfigurationError(msg)
+        if backend == "apscheduler":
+            _apscheduler()
+        self.backend = backend
+        self.interval = timedelta(hours=interval_hours)
+        self.failures: dict[str, Exception] = {}
+        """The users whose last run failed, and how."""
+        self._engine = engine
+        self._store = store
+        self._clock = clock
+        self._wait = wait
+        self._stopping = threading.Event()
+        self._turn = threading.Lock()
+        self._timer: _Timer | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether runs are being scheduled in this process."""
+        return self._timer is not None and self._timer.running
+
+    def start(self) -> None:
+        """Begin to schedule; a second start changes nothing. A run that is overdue begins at once."""
+        with self._turn:
+            if self.is_running:
+                return
+            self._stopping = threading.Event()
+            if self.backend == "simple":
+                self._timer = _ThreadTimer(self._seconds_to_wait, self._tick, self._stopping, self._wait)
+            else:
+                self._timer = _APSchedulerTimer(self._seconds_to_wait, self._tick)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Schedule no more. A run under way ends after the user it is at; returns within `timeout` seconds."""
+        with self._turn:
+            timer, self._timer = self._timer, None
+            self._stopping.set()
+        if timer is not None:
+            timer.stop(timeout)
+
+    def run_now(self, user_id: str) -> list[DecayResult]:
+        """Run the job for one user, now."""
+        return self._engine.run_for_user(user_id, self._clock())
+
+    def run_all_users(self) -> dict[str, list[DecayResult]]:
+        """Run the job for every user with saved documents, now.
+
+        One user's failure does not stop the next: it is logged and kept in `failures`, and the user is not in
+        the result.
+        """
+        self._store.claim_job(_JOB, self._clock(), timedelta(0))
+        return self._run(threading.Event())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _seconds_to_wait(self) -> float:
+        """Seconds until the next run is due; none when one is overdue."""
+        now = self._clock()
+        try:
+            last = self._store.job_time(_JOB)
+        except Exception:  # a store that is down for a while must not end the schedule
+            logger.exception("the state store could not tell when the decay job last began")
+            return _RETRY_SECONDS
+        return 0.0 if last is None else max((last + self.interval - now).total_seconds(), 0.0)
+
+    def _tick(self) -> None:
+        """Run the job if no other worker has taken this turn. Never raises: the next turn must come."""
+        try:
+            if self._store.claim_job(_JOB, self._clock(), self.interval):
+                self._run(self._stopping)
+        except Exception:
+            logger.exception("the decay job could not begin; it is tried again")
+
+    def _run(self, stopping: threading.Event) -> dict[str, list[DecayResult]]:
+        results: dict[str, list[DecayResult]] = {}
+        failures: dict[str, Exception] = {}
+        for user_id in self._store.list_active_users():
+            if stopping.is_set():
+                break
+            try:
+                results[user_id] = self._engine.run_for_user(user_id, self._clock())
+            except Exception as error:
+                logger.exception("the decay job failed for user %r; the other users are not affected", user_id)
+                failures[user_id] = error
+        self.failures = failures
+        return results
+
+
+class _ThreadTimer:
+    """One daemon thread that waits until the job is due."""
+
+    def __init__(
+        self,
+        seconds_to_wait: Callable[[], float],
+        tick: Callable[[], None],
+        stopping: threading.Event,
+        wait: Callable[[threading.Event, float], bool],
+    ) -> None:
+        self._seconds_to_wait = seconds_to_wait
+        self._tick = tick
+        self._stopping = stopping
+        self._wait = wait
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._loop, name="rag_wiki-decay", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        # A fork copies this object but not the thread.
+        return self._process == os.getpid() and self._thread.is_alive()
+
+    def stop(self, timeout: float) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _loop(self) -> None:
+        overdue = 0
+        while not self._stopping.is_set():
+            seconds = self._seconds_to_wait()
+            if seconds <= 0 and overdue < 1:
+                overdue += 1
+                self._tick()
+                continue
+            # Overdue twice in a row: the turn could not be taken. Asking without a pause would not help.
+            overdue = 0
+            if self._wait(self._stopping, min(seconds or _RETRY_SECONDS, _LONGEST_WAIT_SECONDS)):
+                return
+
+
+class _APSchedulerTimer:
+    """A job of APScheduler's, set anew for each run: the time that the store knows counts, not a rhythm."""
+
+    def __init__(self, seconds_to_wait: Callable[[], float], tick: Callable[[], None]) -> None:
+        self._scheduler = _apscheduler()(daemon=True, timezone="UTC")
+        self._seconds_to_wait = seconds_to_wait
+        self._tick = tick
+        self._process = os.getpid()
+        self._set(self._seconds_to_wait())
+        self._scheduler.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process == os.getpid() and bool(self._scheduler.running)
+
+    def stop(self, timeout: float) -> None:  # noqa: ARG002 - it never waits: a run under way sees the event
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+
+    def _set(self, seconds: float) -> None:
+        moment = utc_now() + timedelta(seconds=min(seconds, _LONGEST_WAIT_SECONDS))
+        self._scheduler.add_job(self._fire, "date", run_date=moment, misfire_grace_time=None)
+
+    def _fire(self) -> None:
+        if self._seconds_to_wait() <= 0:
+            self._tick()
+        if self._scheduler.running:
+            self._set(self._seconds_to_wait() or _RETRY_SECONDS)
+
+
+def _apscheduler() -> Any:
+    try:
+        from apscheduler.schedulers.background import BackgroundScheduler
+    except ImportError as error:
+        raise MissingExtraError("DecayScheduler(backend='apscheduler')", "scheduler") from error
+    return BackgroundScheduler
