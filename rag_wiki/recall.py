@@ -91,12 +91,19 @@ class CacheFindings:
     index: UserIndex | None = None
     mode: str = "none"
     searched: frozenset[str] | None = None
+    matched: frozenset[str] = frozenset()
+    """Saved documents with a chunk at or above the threshold, served or not."""
     cached: list[CachedDocument] = field(default_factory=list)
     unavailable: dict[str, WithheldCopy] = field(default_factory=dict)
     """Saved documents whose copy may not or can't answer."""
     wanted: set[str] = field(default_factory=set)
     """Documents among the unavailable ones that would have answered."""
     degraded: list[str] = field(default_factory=list)
+
+    @property
+    def answered(self) -> bool:
+        """Whether a saved copy has an answer; a pinned document that is only along has none."""
+        return any(item.found.above_threshold for item in self.cached)
 
     def withhold(self, document: IndexedDocument, reason: str) -> None:
         """Keep back a copy that would have answered."""
@@ -200,7 +207,7 @@ class Recall:
                 self._degrade(found.degraded, "the state store did not answer, nothing is counted", error)
             else:
                 self._degrade(found.degraded, "saved copies could not be searched", error)
-                found.cached, found.searched, found.mode = [], None, "none"
+                found.cached, found.searched, found.matched, found.mode = [], None, frozenset(), "none"
         return found
 
     def _search_index(self, call: Call, found: CacheFindings, start: QueryStart) -> Procedure[None]:
@@ -245,12 +252,15 @@ class Recall:
             )
         if vector is None:
             found.mode = "keyword"
-            return _keyword_hits(index, call.query, self.config.local_top_k)
-        if not index.size or vector.shape[0] != index.width:
-            return []
-        found.mode = "semantic"
-        found.searched = index.searched_ids
-        hits = index.search(vector, self.config.similarity_threshold, self.config.local_top_k)
+            hits = _keyword_hits(index, call.query, self.config.local_top_k)
+        elif index.size and vector.shape[0] == index.width:
+            found.mode = "semantic"
+            found.searched = index.searched_ids
+            hits = index.search(vector, self.config.similarity_threshold, self.config.local_top_k)
+        else:
+            hits = []
+        # A copy that matched and is withheld has not missed.
+        found.matched = frozenset(hit.document.record.doc_id for hit in hits if hit.above_threshold)
         return [hit for hit in hits if hit.document.record.doc_id not in found.unavailable]
 
     def _check_access(
@@ -305,10 +315,13 @@ class Recall:
     # -- decide and apply ------------------------------------------------------------------------
 
     def conclude(
-        self, call: Call, documents: Sequence[Document], cache: CacheFindings, start: float
+        self, call: Call, documents: Sequence[Document] | None, cache: CacheFindings, start: float
     ) -> Procedure[tuple[list[Document], ProvenanceBlock]]:
-        """Decide what is served and counted, apply it, and tell of it."""
-        found = [read_global(document, self.config) for document in documents]
+        """Decide what is served and counted, apply it, and tell of it.
+
+        `documents` are the wrapped retriever's; `None` when it was not asked.
+        """
+        found = [read_global(document, self.config) for document in documents or ()]
         if any(item.doc_id is None for item in found):
             self._warn_once("no id", _NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
         with call.timed("apply"):
@@ -319,7 +332,9 @@ class Recall:
                 verdicts,
                 cache.unavailable,
                 wanted=cache.wanted,
+                matched=cache.matched,
                 searched=cache.searched,
+                asked=documents is not None,
                 k=call.k,
             )
             outcome: QueryOutcome = yield blocking(self._apply, call, answer, cache)
@@ -449,7 +464,7 @@ def _keyword_hits(index: UserIndex, query: str, top_k: int) -> list[DocumentHits
         document = index.documents[doc_id]
         numbers: tuple[int, ...] = document.copy.indices if document.copy is not None else ()
         found = tuple(ChunkHit(position, numbers[position], round(score, 6)) for position, score in scored)
-        if document.problem is None and document.record.stale_since is None:
+        if document.problem is None:
             hits.append(DocumentHits(document, found, above_threshold=True))
     return sorted(hits, key=lambda hit: -hit.hits[0].score)
 

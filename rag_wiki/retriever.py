@@ -271,7 +271,7 @@ class RagWikiRetriever(BaseRetriever):
         start = time.perf_counter()
         if self.config.global_search == "on_miss":
             cache = run(self._recall.search_copies(call))
-            found = [] if cache.cached else self._ask_global(call, run_manager)
+            found = None if cache.answered else self._ask_global(call, run_manager)
         else:
             searching = _pool().submit(contextvars.copy_context().run, run, self._recall.search_copies(call))
             try:
@@ -291,7 +291,7 @@ class RagWikiRetriever(BaseRetriever):
         start = time.perf_counter()
         if self.config.global_search == "on_miss":
             cache = await arun(self._recall.search_copies(call))
-            found = [] if cache.cached else await self._aask_global(call, run_manager)
+            found = None if cache.answered else await self._aask_global(call, run_manager)
         else:
             searching = asyncio.ensure_future(arun(self._recall.search_copies(call)))
             try:

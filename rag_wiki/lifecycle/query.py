@@ -51,6 +51,8 @@ class QueryFindings:
     """Saved documents whose source was seen to differ: document id → what was seen."""
     searched: Collection[str] | None = None
     """Saved documents that a semantic search compared; `None` when none ran."""
+    asked: bool = True
+    """Whether the wrapped retriever was asked: where it was not, absence from its results means nothing."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         clear_texts=[*clear, *gone],
         chunk_hits={doc_id: hits for doc_id, hits in found.answered.items() if doc_id in after and hits[1]},
         hit_at=now,
-        queries=1,
+        queries=1 if found.asked else 0,
         searches=0 if found.searched is None else 1,
         outcome=QueryOutcome(
             records,
@@ -126,7 +128,8 @@ def _account_for_document(
             return count_fetch(
                 named, fetch_threshold=rules.fetch_threshold, reset_threshold=rules.reset_threshold, now=now
             )
-        if record is not None and record.counting and record.queries_missed + 1 >= rules.reset_threshold:
+        missed = record is not None and record.counting and found.asked
+        if record is not None and missed and record.queries_missed + 1 >= rules.reset_threshold:
             return lapse(replace(record, queries_missed=record.queries_missed + 1), rules.fetch_threshold, now)
         return None
     return _account_for_saved(record, fetched, found, rules, now)
@@ -147,7 +150,7 @@ def _account_for_saved(
         events.append(describe(record, after, "stale", found.stale[doc_id], now))
     if doc_id in found.answered or (fetched is not None and fetched.in_place_of_copy):
         after = replace(after, fetch_count=after.fetch_count + 1, last_fetched_at=now, queries_missed=0)
-    if doc_id in found.matched:
+    if doc_id in found.matched or (fetched is not None and fetched.in_place_of_copy):
         return Step(replace(after, cache_miss_streak=0), tuple(events))
     if found.searched is not None and record.streak_counts:
         streak = record.cache_miss_streak + 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
@@ -39,6 +39,8 @@ from rag_wiki.storage.records import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from rag_wiki.storage.chunk_store import ChunkStore
 
 __all__ = [
@@ -57,9 +59,6 @@ __all__ = [
     "check_doc_id",
     "check_user_id",
 ]
-
-StoreT = TypeVar("StoreT", bound="StateStore")
-
 
 class StateStore(ABC):
     """Keeps records, events and retrieved texts of users' documents.
