@@ -147,11 +147,12 @@ def accept_a_suggestion(ada: RagWikiRetriever) -> None:
     ask(ada, first)
     ask(ada, "How should I order a Dockerfile to use the build cache?")
     ask(ada, "How do I pass a secret to docker build?")
-    say("The Docker guide came back three times, so saving it is suggested, once. Ada says yes:")
+    say("The Docker guide came back three times in a row, so saving it is suggested, once. Ada says yes:")
     saved = ada.accept_suggestion(IMAGES)
     source = saved.content_source
     say(f"  accept_suggestion({IMAGES!r}) → {saved.user_state}, {saved.chunk_count} chunks from the {source}")
-    say("From now on her saved copy answers, found by cosine similarity in this process:")
+    say("From now on her own copy of the guide answers, whatever becomes of the shared one. It was split anew from the")
+    say("whole file, and its best pieces are found by cosine similarity in this process:")
     ask(ada, first)
 
 
@@ -184,7 +185,7 @@ def vote_and_pin(ada: RagWikiRetriever) -> None:
     ada.invoke("How do I automate git bisect with a script?")
     ada.accept_suggestion(BISECT)
     down = ada.thumbs_down(BISECT)
-    say(f"{down.doc_title!r} is saved, but disappoints: thumbs down, score {down.decay_score:.2f}.")
+    say(f"She also saves {down.doc_title!r}, and is disappointed: thumbs down, score {down.decay_score:.2f}.")
     ask(ada, "How do I restore a PostgreSQL dump with pg_restore?")
     pinned = ada.force_pin(BACKUP)
     say(f"{pinned.doc_title!r} is something she wants to have at hand in every answer: {pinned.user_state}.")
@@ -192,7 +193,7 @@ def vote_and_pin(ada: RagWikiRetriever) -> None:
 
 def live_through_three_weeks(ada: RagWikiRetriever, calendar: Calendar) -> None:
     """A question a day, the decay job every night, and what it moves."""
-    chapter("Three weeks, a question about Docker images each day, the decay job each night")
+    chapter("Three weeks on a simulated clock: a question about Docker images each day, the decay job each night")
     for day in range(1, 22):
         calendar.next_day()
         ada.invoke("How should I order a Dockerfile to use the build cache?")
@@ -217,7 +218,7 @@ def restart(
     calendar: Calendar,
 ) -> tuple[RagWikiRetriever, StateStore]:
     """Close everything and open it again."""
-    chapter("A restart")
+    chapter("A restart: everything closed, and opened again from the file")
     before = {record.doc_id: record.user_state for record in ada.documents(["CLAIMED", "PINNED"])}
     store.close()
     store = open_store()
@@ -244,7 +245,8 @@ def tell_history(ada: RagWikiRetriever) -> None:
 def ask(ada: RagWikiRetriever, question: str) -> None:
     """Ask, and show where the answer's pieces came from."""
     say(f"\nAda asks: {question}")
-    ada.invoke(question)
+    best = ada.invoke(question)[0].page_content
+    say(f"The best passage begins: {' '.join(best.split())[:90]} ...")
     show(ada)
 
 

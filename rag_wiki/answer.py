@@ -138,7 +138,8 @@ def read_global(document: Document, config: RagWikiRetrieverConfig) -> GlobalDoc
     path = str(metadata.get("doc_path") or metadata.get("source") or metadata.get("file_path") or "")
     title = str(metadata.get("doc_title") or metadata.get("title") or PurePosixPath(path or doc_id).name or doc_id)
     for key, value in (("doc_id", doc_id), ("doc_title", title), ("doc_path", path)):
-        metadata.setdefault(key, value)
+        if metadata.get(key) is None:
+            metadata[key] = value
     metadata["from_cache"] = False
     index = metadata.get("chunk_index")
     return GlobalDocument(
@@ -159,6 +160,7 @@ def compose(
     *,
     wanted: Collection[str],
     matched: Collection[str],
+    only_found: bool,
     searched: frozenset[str] | None,
     asked: bool,
     k: int | None,
@@ -172,12 +174,19 @@ def compose(
         unavailable: Saved documents whose copy may not or can't answer, by id.
         wanted: Those of them that would have answered.
         matched: Saved documents with a chunk at or above the threshold, served or not.
+        only_found: Serve only copies of documents that the wrapped retriever found: the call told it something
+            (a filter, say) that a copy can't obey.
         searched: The documents that a semantic search compared; `None` when none ran.
         asked: Whether the wrapped retriever was asked at all.
         k: Documents at most; `None` for all.
     """
     stale = {doc_id: verdict.stale for (doc_id, _), verdict in verdicts.items() if verdict.stale is not None}
-    serving = {item.record.doc_id: item for item in cached if item.record.doc_id not in stale}
+    found_ids = {item.doc_id for item in found if item.doc_id is not None}
+    serving = {
+        item.record.doc_id: item
+        for item in cached
+        if item.record.doc_id not in stale and (not only_found or item.record.doc_id in found_ids)
+    }
     pinned = [item for item in serving.values() if item.record.user_state is DocumentState.PINNED]
     claimed = [item for item in serving.values() if item.record.user_state is not DocumentState.PINNED]
     beside = [
@@ -187,7 +196,6 @@ def compose(
     ]
     turns = [item for pair in zip_longest(claimed, beside) for item in pair if item is not None]
     chosen: list[CachedDocument | GlobalDocument] = [*pinned, *turns][:k]
-    found_ids = {item.doc_id for item in found if item.doc_id is not None}
     in_place = (unavailable.keys() | stale.keys()) & found_ids
     answered = {
         item.record.doc_id: (item.record.copy_id or "", item.chunks)

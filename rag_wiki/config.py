@@ -21,13 +21,20 @@ _DEFAULT_NO_RESUGGEST_DAYS = 30
 
 
 def _number(owner: str, name: str, value: object, low: float, high: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
         msg = f"{owner}.{name} must be a finite number, got {value!r}"
         raise ConfigurationError(msg)
     if not low <= value <= high:
         span = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         msg = f"{owner}.{name} must be {span}, got {value!r}"
         raise ConfigurationError(msg)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _whole(owner: str, name: str, value: object, low: int) -> None:
@@ -161,8 +168,13 @@ class RagWikiRetrieverConfig:
 
     def _check_types(self, owner: str) -> None:
         roots = self.document_roots
-        if isinstance(roots, (str, Path)):
-            msg = f"{owner}.document_roots must be a list of folders, got the single value {roots!r}"
+        listed = isinstance(roots, Sequence) and not isinstance(roots, (str, bytes))
+        # A blank root would be the folder that the process happens to run in.
+        if not listed or not all(root is not None and _is_path(root) for root in roots):
+            msg = f"{owner}.document_roots must be a list of folders, got {roots!r}"
+            raise ConfigurationError(msg)
+        if self.text_splitter is not None and not callable(getattr(self.text_splitter, "split_text", None)):
+            msg = f"{owner}.text_splitter must be a TextSplitter, got {type(self.text_splitter).__name__}"
             raise ConfigurationError(msg)
         expected: list[tuple[str, bool, str]] = [
             ("decay", isinstance(self.decay, DecayConfig), "a DecayConfig"),

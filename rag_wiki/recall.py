@@ -42,11 +42,10 @@ from rag_wiki.search.index import ChunkHit, DocumentHits, IndexedDocument, UserI
 from rag_wiki.steps import Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
-from rag_wiki.storage.records import QueryStart, UserChange, UserView
-from rag_wiki.transparency.latest import LatestProvenance
+from rag_wiki.storage.records import DocumentState, QueryStart, UserChange, UserView
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
 
-__all__ = ["AccessCheck", "CacheFindings", "Call", "Recall", "SuggestionCallback"]
+__all__ = ["AccessCheck", "CacheFindings", "Call", "Recall", "SuggestionCallback", "embed_query"]
 
 logger = logging.getLogger("rag_wiki")
 
@@ -58,6 +57,7 @@ _MOST_IDLE = 200
 _MOST_VERDICTS = 10_000
 _MOST_WARNINGS = 1_000
 _OTHER_MODEL = "other embedding model"
+_LET_GO = "it did not answer for too many searches in a row"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,6 @@ class Recall:
         self.clock = clock
         self.saver = saver
         self.cache = shared_cache(chunks, config.index_max_bytes)
-        self.latest = LatestProvenance()
         self._rules = QueryRules(config.fetch_threshold, config.reset_threshold, config.decay.max_cache_miss_streak)
         self._embedding_model = embedding_model
         self._global_retriever = global_retriever
@@ -216,7 +215,7 @@ class Recall:
         if model is not None:
             try:
                 with call.timed("embed"):
-                    vector = check_query_vector((yield _embed_query(model, call.query)))
+                    vector = check_query_vector((yield embed_query(model, call.query)))
             except Exception as error:  # somebody else's model may raise anything
                 self._degrade(found.degraded, "the query could not be embedded, saved copies were not searched", error)
                 return
@@ -333,11 +332,18 @@ class Recall:
                 cache.unavailable,
                 wanted=cache.wanted,
                 matched=cache.matched,
+                only_found=bool(call.arguments),
                 searched=cache.searched,
                 asked=documents is not None,
                 k=call.k,
             )
             outcome: QueryOutcome = yield blocking(self._apply, call, answer, cache)
+        if outcome.suggestions and self.embeddings.model is None:
+            self._warn_once(
+                "no model",
+                "saving was suggested, and %s: pass embedding_model to RagWikiRetriever, or saving will fail",
+                self.embeddings.reason,
+            )
         yield from self._announce(call, outcome, cache)
         call.timings["total"] = (time.perf_counter() - start) * 1000
         provenance = ProvenanceBlock(
@@ -347,6 +353,9 @@ class Recall:
             mode=cache.mode,
             threshold=self.config.similarity_threshold if cache.mode == "semantic" else None,
             withheld=answer.withheld,
+            let_go=tuple(
+                WithheldCopy(doc_id, outcome.records[doc_id].doc_title, _LET_GO) for doc_id, _ in outcome.dropped
+            ),
             degraded=tuple(cache.degraded),
             timings=dict(call.timings),
         )
@@ -441,9 +450,10 @@ class Recall:
                     self._degrade(cache.degraded, f"document {suggestion.doc_id!r} could not be saved", error)
 
     def _degrade(self, degraded: list[str], what: str, error: Exception) -> None:
-        sentence = f"{what} ({type(error).__name__})"
-        degraded.append(sentence)
-        logger.warning("%s", sentence, exc_info=error)
+        degraded.append(f"{what} ({type(error).__name__})")
+        # One line an incident: a store that is down is met by every call.
+        logger.warning("%s: %s: %s", what, type(error).__name__, error)
+        logger.debug("%s", what, exc_info=error)
 
 
 _NO_ID_WARNING = (
@@ -452,7 +462,8 @@ _NO_ID_WARNING = (
 )
 
 
-def _embed_query(model: Embeddings, query: str) -> Step[Any]:
+def embed_query(model: Embeddings, query: str) -> Step[Any]:
+    """Embed a query, by the model's own async method when awaited."""
     return Step(lambda: model.embed_query(query), lambda: model.aembed_query(query))
 
 
@@ -466,6 +477,12 @@ def _keyword_hits(index: UserIndex, query: str, top_k: int) -> list[DocumentHits
         found = tuple(ChunkHit(position, numbers[position], round(score, 6)) for position, score in scored)
         if document.problem is None:
             hits.append(DocumentHits(document, found, above_threshold=True))
+    found_ids = {hit.document.record.doc_id for hit in hits}
+    for doc_id, document in index.documents.items():
+        pinned = document.record.user_state is DocumentState.PINNED and document.problem is None
+        if pinned and doc_id not in found_ids and document.copy is not None and document.copy.indices:
+            first = ChunkHit(0, document.copy.indices[0], 0.0)
+            hits.append(DocumentHits(document, (first,), above_threshold=False))
     return sorted(hits, key=lambda hit: -hit.hits[0].score)
 
 

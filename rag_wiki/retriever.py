@@ -40,8 +40,9 @@ from rag_wiki.errors import (
 )
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.lifecycle.fetch_counter import FetchCounter, known
-from rag_wiki.recall import AccessCheck, Call, Recall, SuggestionCallback
+from rag_wiki.recall import AccessCheck, Call, Recall, SuggestionCallback, embed_query
 from rag_wiki.saving import DocumentLoader, SaveOrder, Saver
+from rag_wiki.search.embedding import check_query_vector
 from rag_wiki.steps import Procedure, arun, blocking, run
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
@@ -57,6 +58,7 @@ from rag_wiki.storage.records import (
     check_doc_id,
     check_user_id,
 )
+from rag_wiki.transparency.latest import LatestProvenance
 from rag_wiki.transparency.provenance import ProvenanceBlock
 
 __all__ = ["RagWikiRetriever", "RetrievalResult", "UserStats"]
@@ -112,8 +114,8 @@ class RagWikiRetriever(BaseRetriever):
             global_retriever=vector_store.as_retriever(),
             user_id="ada",
         )
-        documents = retriever.invoke("how do I rotate the logs?")
-        print(retriever.last_provenance.render())
+        documents, provenance = retriever.invoke_with_provenance("how do I rotate the logs?")
+        print(provenance.render())
         ```
 
     The user may be named per call instead: `invoke(query, user_id="bob")`, or
@@ -153,6 +155,7 @@ class RagWikiRetriever(BaseRetriever):
     clock: Clock = utc_now
 
     _recall: Recall = PrivateAttr()
+    _latest: LatestProvenance = PrivateAttr(default_factory=LatestProvenance)
     _counter: FetchCounter = PrivateAttr()
     _engine: DecayEngine = PrivateAttr()
 
@@ -173,13 +176,28 @@ class RagWikiRetriever(BaseRetriever):
         if user_id is not None:
             check_user_id(user_id)
         _check_k(k)
-        _check_kind("global_retriever", global_retriever, Runnable, "a LangChain retriever or runnable")
+        unknown = sorted(kwargs.keys() - type(self).model_fields.keys())
+        if unknown:
+            msg = f"RagWikiRetriever takes no argument {', '.join(unknown)}; its settings go into config=..."
+            raise UnexpectedArgumentError(msg)
+        retriever_kind = "a LangChain retriever or runnable (a vector store has .as_retriever())"
+        _check_kind("global_retriever", global_retriever, Runnable, retriever_kind)
         settings = RagWikiRetrieverConfig() if config is None else config
         _check_kind("config", settings, RagWikiRetrieverConfig, "a RagWikiRetrieverConfig")
         store = MemoryStateStore() if state_store is None else state_store
         _check_kind("state_store", store, StateStore, "a StateStore")
         if embedding_model is not None:
             _check_kind("embedding_model", embedding_model, Embeddings, "a LangChain Embeddings")
+        for name, function in (
+            ("on_suggestion", on_suggestion),
+            ("document_loader", document_loader),
+            ("access_check", access_check),
+        ):
+            if function is not None and not callable(function):
+                msg = f"{name} must be a function, got {type(function).__name__}"
+                raise ConfigurationError(msg)
+        if chunk_store is not None:
+            _check_kind("chunk_store", chunk_store, ChunkStore, "a ChunkStore")
         if chunk_store is None:
             folder = settings.wiki_save_dir
             chunk_store = store.chunk_store if folder is None else ChunkStore(folder)
@@ -246,30 +264,32 @@ class RagWikiRetriever(BaseRetriever):
     ) -> RetrievalResult:
         """Answer a query, with the provenance of this very call."""
         documents = self.invoke(query, config, **kwargs)
-        return RetrievalResult(documents, self._recall.latest.read() or ProvenanceBlock())
+        return RetrievalResult(documents, self._latest.read(self.user_id) or ProvenanceBlock())
 
     async def ainvoke_with_provenance(
         self, query: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> RetrievalResult:
         """Answer a query without blocking the event loop, with the provenance of this very call."""
         documents = await self.ainvoke(query, config, **kwargs)
-        return RetrievalResult(documents, self._recall.latest.read() or ProvenanceBlock())
+        return RetrievalResult(documents, self._latest.read(self.user_id) or ProvenanceBlock())
 
     @property
     def last_provenance(self) -> ProvenanceBlock | None:
-        """The provenance of the last call in this thread or task, else of the newest call; `None` before any."""
-        return self._recall.latest.read()
+        """The provenance of this thread's or task's last call, else of the newest one for `user_id`; or `None`."""
+        return self._latest.read(self.user_id)
 
     def for_user(self, user_id: str) -> RagWikiRetriever:
-        """The same retriever for another user; stores and caches are recall."""
-        return self.model_copy(update={"user_id": check_user_id(user_id)})
+        """The same retriever for another user, with the same stores and caches."""
+        other = self.model_copy(update={"user_id": check_user_id(user_id)})
+        other._latest = LatestProvenance()
+        return other
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
         start = time.perf_counter()
-        if self.config.global_search == "on_miss":
+        if self._asks_on_miss(call):
             cache = run(self._recall.search_copies(call))
             found = None if cache.answered else self._ask_global(call, run_manager)
         else:
@@ -279,7 +299,7 @@ class RagWikiRetriever(BaseRetriever):
             finally:
                 cache = searching.result()
         documents, provenance = run(self._recall.conclude(call, found, cache, start))
-        self._recall.latest.publish(provenance)
+        self._latest.publish(provenance)
         if run_manager.handlers:
             dispatch_custom_event(PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()})
         return documents
@@ -289,7 +309,7 @@ class RagWikiRetriever(BaseRetriever):
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
         start = time.perf_counter()
-        if self.config.global_search == "on_miss":
+        if self._asks_on_miss(call):
             cache = await arun(self._recall.search_copies(call))
             found = None if cache.answered else await self._aask_global(call, run_manager)
         else:
@@ -301,17 +321,24 @@ class RagWikiRetriever(BaseRetriever):
                 raise
             cache = await searching
         documents, provenance = await arun(self._recall.conclude(call, found, cache, start))
-        self._recall.latest.publish(provenance)
+        self._latest.publish(provenance)
         if run_manager.handlers:
             await adispatch_custom_event(
                 PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()}
             )
         return documents
 
+    def _asks_on_miss(self, call: Call) -> bool:
+        # What a call tells the wrapped retriever (a filter, say) only that one can obey, so it is asked.
+        return self.config.global_search == "on_miss" and not call.arguments
+
     # -- gather ----------------------------------------------------------------------------------
 
     def _read_call(self, query: str, config: RunnableConfig, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Call]:
         """Sort out a call's keyword arguments: LangChain's own, ours, and the wrapped retriever's."""
+        if not isinstance(query, str):
+            msg = f"the query must be a string, got {type(query).__name__}"
+            raise ConfigurationError(msg)
         arguments = dict(kwargs)
         base: dict[str, Any] = {name: arguments.pop(name) for name in ("run_id", "verbose") if name in arguments}
         configurable = config.get("configurable") or {}
@@ -348,14 +375,13 @@ class RagWikiRetriever(BaseRetriever):
 
     def _ask_global(self, call: Call, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         with call.timed("global"):
-            return list(
-                self.global_retriever.invoke(call.query, self._child_config(call, run_manager), **call.arguments)
-            )
+            config = self._child_config(call, run_manager)
+            return _checked(self.global_retriever.invoke(call.query, config, **call.arguments))
 
     async def _aask_global(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:
         with call.timed("global"):
             config = self._child_config(call, run_manager)
-            return list(await self.global_retriever.ainvoke(call.query, config, **call.arguments))
+            return _checked(await self.global_retriever.ainvoke(call.query, config, **call.arguments))
 
     # -- the user's actions ----------------------------------------------------------------------
 
@@ -537,10 +563,11 @@ class RagWikiRetriever(BaseRetriever):
 
     def _reindex(self, user_id: str) -> Procedure[list[str]]:
         model = self._recall.needed_embeddings(f"re-indexing the documents of user {user_id!r}")
+        width = check_query_vector((yield embed_query(model, "width"))).shape[0]
         saved = yield blocking(self._saved_ids, user_id)
         done: list[str] = []
         for doc_id in saved:
-            renewed = yield from self._recall.saver.reindex(user_id, doc_id, model)
+            renewed = yield from self._recall.saver.reindex(user_id, doc_id, model, width)
             done += [doc_id] if renewed else []
         return done
 
@@ -550,17 +577,17 @@ class RagWikiRetriever(BaseRetriever):
     # -- looking at it -----------------------------------------------------------------------------
 
     def documents(
-        self, states: Iterable[DocumentState | str] | None = None, user_id: str | None = None
+        self, states: DocumentState | str | Iterable[DocumentState | str] | None = None, user_id: str | None = None
     ) -> list[UserDocRecord]:
         """The user's records in `states` (all when `None`), sorted by id, without their content.
 
         `state_store.get(user_id, doc_id)` has the content.
         """
-        wanted = None if states is None else [DocumentState(state) for state in states]
+        wanted = None if states is None else _states(states)
         return self._recall.store.list_by_state(self._user(user_id), wanted, content=False)
 
     async def adocuments(
-        self, states: Iterable[DocumentState | str] | None = None, user_id: str | None = None
+        self, states: DocumentState | str | Iterable[DocumentState | str] | None = None, user_id: str | None = None
     ) -> list[UserDocRecord]:
         """`documents` without blocking the event loop."""
         return await run_in_executor(None, self.documents, states, user_id)
@@ -617,6 +644,24 @@ class RagWikiRetriever(BaseRetriever):
         return self._engine
 
 
+def _checked(documents: object) -> list[Document]:
+    """What the wrapped retriever returned, as a list of documents.
+
+    Raises:
+        ConfigurationError: It returned something else.
+    """
+    if not isinstance(documents, Iterable) or isinstance(documents, (str, dict, Document)):
+        msg = f"the wrapped retriever must return a list of documents, it returned {type(documents).__name__}"
+        raise ConfigurationError(msg)
+    found = []
+    for item in documents:
+        if not isinstance(item, Document):
+            msg = f"the wrapped retriever must return a list of documents, there is {type(item).__name__} in it"
+            raise ConfigurationError(msg)
+        found.append(item)
+    return found
+
+
 def _check_k(k: object) -> int | None:
     if k is None:
         return None
@@ -624,6 +669,15 @@ def _check_k(k: object) -> int | None:
         msg = f"k must be a whole number from 1 on, or None, got {k!r}"
         raise ConfigurationError(msg)
     return k
+
+
+def _states(states: DocumentState | str | Iterable[DocumentState | str]) -> list[DocumentState]:
+    listed = [states] if isinstance(states, str) else list(states)
+    try:
+        return [DocumentState(state) for state in listed]
+    except ValueError as error:
+        msg = f"{error}; the states are {', '.join(DocumentState)}"
+        raise ConfigurationError(msg) from error
 
 
 def _check_kind(name: str, value: object, kind: type, wanted: str) -> None:
@@ -645,7 +699,11 @@ def _global_arguments(retriever: Runnable[str, list[Document]], arguments: dict[
         inner = inner.bound
     if isinstance(inner, VectorStoreRetriever):
         # At call time it takes single search arguments, and would bury a dictionary of them.
-        return {**arguments.pop("search_kwargs", {}), **arguments}
+        search = arguments.pop("search_kwargs", {})
+        if not isinstance(search, dict):
+            msg = f"search_kwargs must be a dictionary of search arguments, got {type(search).__name__}"
+            raise UnexpectedArgumentError(msg)
+        return {**search, **arguments}
     if isinstance(inner, BaseRetriever) and not inner._expects_other_args:
         msg = (
             f"{type(inner).__name__} takes no arguments at call time and would ignore {', '.join(sorted(arguments))}; "

@@ -148,12 +148,12 @@ class Saver:
         saved: UserDocRecord = yield blocking(self._write, order, draft, vectors, embeddings)
         return saved
 
-    def reindex(self, user_id: str, doc_id: str, embeddings: Embeddings) -> Procedure[bool]:
-        """Embed a saved document anew unless its copy already is of this model; tells whether it did."""
+    def reindex(self, user_id: str, doc_id: str, embeddings: Embeddings, width: int) -> Procedure[bool]:
+        """Embed a saved document anew unless its copy is of this model and width; tells whether it did."""
         record: UserDocRecord | None = yield blocking(self._store.get, user_id, doc_id)
         if record is None or not record.saved:
             return False
-        if (yield blocking(self._is_of_model, record, embeddings)):
+        if (yield blocking(self._is_of_model, record, embeddings, width)):
             return False
         content = record.full_content
         if content is None:
@@ -168,14 +168,16 @@ class Saver:
         """What the vectors of this model are called."""
         return fingerprint(embeddings, self._config.embedding_name)
 
-    def _is_of_model(self, record: UserDocRecord, embeddings: Embeddings) -> bool:
+    def _is_of_model(self, record: UserDocRecord, embeddings: Embeddings, width: int) -> bool:
         if record.copy_id is None:
             return False
         try:
             copy = self._chunks.load_copy(record.user_id, record.doc_id, record.copy_id, texts=False)
         except RagWikiError:
             return False
-        return copy is not None and copy.vectors is not None and copy.embedding == self.fingerprint(embeddings)
+        if copy is None or copy.vectors is None:
+            return False
+        return (copy.embedding, copy.vectors.shape[1]) == (self.fingerprint(embeddings), width)
 
     # -- finding the content ---------------------------------------------------------------------
 
@@ -202,7 +204,11 @@ class Saver:
         if text is not None:
             return _Content(text, "file")
         pieces = _latest(self._store.retrieved_texts(record.user_id, record.doc_id))
-        if not any(piece.text.strip() for piece in pieces):
+        kept = any(piece.text.strip() for piece in pieces)
+        if not kept and record.full_content and record.stale_since is None:
+            # A copy that was lost: what was saved is known still, and nothing says that it changed.
+            return _Content(record.full_content, record.content_source or "argument")
+        if not kept:
             msg = (
                 f"nothing to save for document {record.doc_id!r} of user {record.user_id!r}: no full_content was "
                 "given, and no document_loader, file below document_roots, or retrieved text has any. "
@@ -363,6 +369,12 @@ def _saved_as(record: UserDocRecord, order: SaveOrder, now: datetime) -> UserDoc
         raise InvalidTransitionError(msg)
     if record.user_state is DocumentState.DEMOTED and order.revive:
         record = replace(move(record, DocumentState.SURFACED, now), retrieved=record.retrieved)
+    if record.user_state is DocumentState.DEMOTED:
+        msg = (
+            f"document {record.doc_id!r} of user {record.user_id!r} is DEMOTED: it was let go. "
+            "To save it, retrieve it again first, or use force_pin."
+        )
+        raise InvalidTransitionError(msg)
     return move(record, DocumentState.CLAIMED, now)
 
 

@@ -6,12 +6,13 @@ state store: a worker that starts late catches up at once, and workers that shar
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -212,14 +213,23 @@ class _ThreadTimer:
 
 
 class _APSchedulerTimer:
-    """A job of APScheduler's, set anew for each run: the time that the store knows counts, not a rhythm."""
+    """A job of APScheduler's, set anew after each run: the time that the store knows counts, not a rhythm."""
 
     def __init__(self, seconds_to_wait: Callable[[], float], tick: Callable[[], None]) -> None:
         self._scheduler = _apscheduler()(daemon=True, timezone="UTC")
         self._seconds_to_wait = seconds_to_wait
         self._tick = tick
         self._process = os.getpid()
-        self._set(self._seconds_to_wait())
+        # A recurring job, although each run sets the next: APScheduler removes a job that has no further run,
+        # and a shutdown at that moment fails in its thread.
+        self._job = self._scheduler.add_job(
+            self._fire,
+            "interval",
+            seconds=_LONGEST_WAIT_SECONDS,
+            next_run_time=self._moment(self._seconds_to_wait()),
+            misfire_grace_time=None,
+            coalesce=True,
+        )
         self._scheduler.start()
 
     @property
@@ -230,15 +240,17 @@ class _APSchedulerTimer:
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
-    def _set(self, seconds: float) -> None:
-        moment = utc_now() + timedelta(seconds=min(seconds, _LONGEST_WAIT_SECONDS))
-        self._scheduler.add_job(self._fire, "date", run_date=moment, misfire_grace_time=None)
-
     def _fire(self) -> None:
         if self._seconds_to_wait() <= 0:
             self._tick()
-        if self._scheduler.running:
-            self._set(self._seconds_to_wait() or _RETRY_SECONDS)
+        seconds = self._seconds_to_wait() or _RETRY_SECONDS
+        # Stopped meanwhile, the job is not there any more, which is just right.
+        with contextlib.suppress(LookupError):
+            self._job.modify(next_run_time=self._moment(seconds))
+
+    @staticmethod
+    def _moment(seconds: float) -> datetime:
+        return utc_now() + timedelta(seconds=min(seconds, _LONGEST_WAIT_SECONDS))
 
 
 def _apscheduler() -> Any:

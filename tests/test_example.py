@@ -49,7 +49,7 @@ def test_the_core_alone_tells_the_story_and_what_it_leaves_out() -> None:
     assert "word hashes" in printed
     assert "pip install 'langchain-rag-wiki[local]'" in printed
     assert "pip install 'langchain-rag-wiki[sqlite]'" in printed
-    assert "A restart" not in printed
+    assert "=== A restart" not in printed
 
 
 def test_with_extras_it_uses_the_model_and_survives_a_restart() -> None:

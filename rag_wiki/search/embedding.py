@@ -107,7 +107,7 @@ def check_vectors(vectors: Sequence[ArrayLike], wanted: int, what: str) -> NDArr
         msg = f"the embedding model returned {len(vectors)} vectors for {wanted} texts of {what}. {remedy}"
         raise EmbeddingError(msg)
     try:
-        rows = [np.asarray(vector, dtype=np.float32).reshape(-1) for vector in vectors]
+        rows = [_as_row(vector) for vector in vectors]
     except (TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for {what}: {error}. {remedy}"
         raise EmbeddingError(msg) from error
@@ -130,7 +130,7 @@ def check_query_vector(vector: ArrayLike) -> NDArray[np.float32]:
         EmbeddingError: It is empty or not finite.
     """
     try:
-        row = np.asarray(vector, dtype=np.float32).reshape(1, -1)
+        row = _as_row(vector).reshape(1, -1)
     except (TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for the query: {error}"
         raise EmbeddingError(msg) from error
@@ -139,3 +139,9 @@ def check_query_vector(vector: ArrayLike) -> NDArray[np.float32]:
         raise EmbeddingError(msg)
     unit: NDArray[np.float32] = unit_rows(row)[0]
     return unit
+
+
+def _as_row(vector: ArrayLike) -> NDArray[np.float32]:
+    """A vector of any float type as (dim,) float32; what that can't hold becomes infinity, and is refused as such."""
+    with np.errstate(over="ignore"):
+        return np.asarray(vector, dtype=np.float32).reshape(-1)

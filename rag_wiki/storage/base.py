@@ -17,6 +17,7 @@ from rag_wiki.storage.codec import (
     StoredDocument,
     StoredUser,
     decode_event,
+    decode_moment,
     decode_record,
     decode_text,
     encode_change,
@@ -59,6 +60,7 @@ __all__ = [
     "check_doc_id",
     "check_user_id",
 ]
+
 
 class StateStore(ABC):
     """Keeps records, events and retrieved texts of users' documents.
@@ -209,22 +211,23 @@ class StateStore(ABC):
 
     def forget_user(self, user_id: str) -> ForgottenUser:
         """Remove every trace of the user from this store, chunks beside the state included, and count it."""
-        chunks = self.chunk_store.delete_user(user_id)
-        return replace(self._forget(self._user_key(user_id)), chunks=chunks)
+        # The state first: who applies a query meanwhile then finds no record whose chunks it would hit.
+        forgotten = self._forget(self._user_key(user_id))
+        return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
 
     # -- jobs ------------------------------------------------------------------------------------
 
     def job_time(self, name: str) -> datetime | None:
         """When the named job last began, or `None`."""
         payload = self._read_job(name)
-        return None if payload is None else as_utc(datetime.fromisoformat(payload))
+        return None if payload is None else decode_moment(payload, f"time of job {name!r}")
 
     def claim_job(self, name: str, now: datetime, interval: timedelta) -> bool:
         """Take the named job's turn: `True` for one caller only, when the last turn is `interval` or more ago."""
         now = as_utc(now)
         while True:
             last = self._read_job(name)
-            if last is not None and now - as_utc(datetime.fromisoformat(last)) < interval:
+            if last is not None and now - decode_moment(last, f"time of job {name!r}") < interval:
                 return False
             if self._swap_job(name, last, now.isoformat()):
                 return True

@@ -10,6 +10,8 @@ import shutil
 import struct
 import tempfile
 import threading
+import time
+import zlib
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,8 +20,14 @@ from pathlib import Path
 
 from rag_wiki.clock import as_utc
 from rag_wiki.errors import CorruptDataError
-from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, StoredCopy, without_texts
-from rag_wiki.storage.codec import load_json
+from rag_wiki.storage.chunk_store import (
+    CRASHED_AFTER_NS,
+    ChunkHits,
+    ChunkPlace,
+    StoredCopy,
+    count_chunks,
+    without_texts,
+)
 
 __all__ = ["DiskPlace", "DocumentFolder", "MemoryPlace", "PendingFile"]
 
@@ -68,16 +76,18 @@ class MemoryPlace(ChunkPlace):
             documents = self._copies.pop(user_id, {})
             for key in [key for key in self._hits if key[0] == user_id]:
                 del self._hits[key]
-        return sum(_chunks_in(copy) for copies in documents.values() for copy in copies.values())
+        return sum(count_chunks(copy.header) for copies in documents.values() for copy in copies.values())
 
-    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
-        """Count one hit for each chunk."""
+    def add_hits(
+        self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
+    ) -> None:
+        """Count hits of each chunk."""
         with self._lock:
             if copy_id not in self._copies.get(user_id, {}).get(doc_id, {}):
                 return
             hits = self._hits[user_id, doc_id, copy_id]
             for index in indices:
-                hits[index] = ChunkHits(hits[index].count + 1 if index in hits else 1, now)
+                hits[index] = ChunkHits(hits[index].count + count if index in hits else count, now)
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""
@@ -86,7 +96,8 @@ class MemoryPlace(ChunkPlace):
 
 
 _MAGIC = b"rag_wiki chunks 1\n"
-_LENGTHS = struct.Struct("<QQQ")
+_LENGTHS = struct.Struct("<QQQI")
+"""The lengths of header, texts and vectors, and the header's checksum; it holds those of the other two."""
 _LONGEST_HITS_FILE = 64 * 1024
 
 
@@ -106,13 +117,13 @@ class DiskPlace(ChunkPlace):
         """Keep a copy."""
         header, texts = copy.header.encode(), (copy.texts or "").encode()
         vectors = copy.vectors or b""
-        lengths = _LENGTHS.pack(len(header), len(texts), len(vectors))
+        lengths = _LENGTHS.pack(len(header), len(texts), len(vectors), zlib.crc32(header))
         path = self._path(user_id, doc_id, copy.copy_id)
         write_aside(path, b"".join([_MAGIC, lengths, header, texts, vectors]))
 
     def copies(self, user_id: str, doc_id: str) -> list[str]:
         """The ids of the document's copies."""
-        return sorted(path.name.split(".")[1] for path in self._files(user_id, doc_id, "chunks"))
+        return sorted(copy_id for copy_id, _ in self._files(user_id, doc_id, "chunks"))
 
     def read(self, user_id: str, doc_id: str, copy_id: str, *, texts: bool, vectors: bool) -> StoredCopy | None:
         """The copy, or `None`."""
@@ -122,11 +133,13 @@ class DiskPlace(ChunkPlace):
                 head = file.read(len(_MAGIC) + _LENGTHS.size)
                 if len(head) != len(_MAGIC) + _LENGTHS.size or not head.startswith(_MAGIC):
                     raise _torn(path)
-                sizes = _LENGTHS.unpack(head[len(_MAGIC) :])
+                *sizes, checksum = _LENGTHS.unpack(head[len(_MAGIC) :])
                 if file.seek(0, os.SEEK_END) != len(head) + sum(sizes):
                     raise _torn(path)
                 file.seek(len(head))
                 header = file.read(sizes[0])
+                if zlib.crc32(header) != checksum:
+                    raise _torn(path)
                 if texts:
                     text_bytes = file.read(sizes[1])
                 else:
@@ -142,37 +155,45 @@ class DiskPlace(ChunkPlace):
     def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
         """Remove copies and their hits."""
         gone = 0
-        for kind in ("chunks", "hits"):
-            for path in self._files(user_id, doc_id, kind):
-                if copy_ids is None or path.name.split(".")[1] in copy_ids:
-                    path.unlink(missing_ok=True)
-                    gone += kind == "chunks"
+        with self._lock:
+            for kind in ("chunks", "hits"):
+                for copy_id, path in self._files(user_id, doc_id, kind):
+                    if copy_ids is None or copy_id in copy_ids:
+                        path.unlink(missing_ok=True)
+                        gone += kind == "chunks"
+        _remove_leftovers(self._folder(user_id))
         return gone
 
     def delete_user(self, user_id: str) -> int:
         """Remove all of the user's copies and hits."""
         folder = self._folder(user_id)
         chunks = 0
-        for path in folder.glob("*.chunks") if folder.is_dir() else ():
-            chunks += _chunks_in_file(path)
-        _remove_folder(folder)
+        with self._lock:
+            for path in folder.glob("*.chunks") if folder.is_dir() else ():
+                chunks += _chunks_in_file(path)
+            _remove_folder(folder)
         return chunks
 
-    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
-        """Count one hit for each chunk: a few bytes are appended, nothing is rewritten."""
+    def add_hits(
+        self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
+    ) -> None:
+        """Count hits of each chunk: a few bytes are appended, nothing is rewritten."""
         path = self._path(user_id, doc_id, copy_id)
         hits = path.with_suffix(".hits")
-        line = "".join(f"{index} 1 {as_utc(now).isoformat()}\n" for index in indices)
+        lines = "".join(f"{index} {count} {as_utc(now).isoformat()}\n" for index in indices)
         with self._lock:
             if not path.exists():
                 return
-            with hits.open("a", encoding="ascii") as file:
-                file.write(line)
-                size = file.tell()
+            try:
+                with hits.open("a", encoding="ascii") as file:
+                    file.write(lines)
+                    size = file.tell()
+            except FileNotFoundError:
+                # Another process removed the user's folder just now.
+                return
             if size > _LONGEST_HITS_FILE:
-                counted = _read_hits(hits)
-                lines = [f"{index} {hit.count} {hit.last.isoformat()}\n" for index, hit in counted.items()]
-                write_aside(hits, "".join(lines).encode("ascii"))
+                counted = [f"{index} {hit.count} {hit.last.isoformat()}\n" for index, hit in _read_hits(hits).items()]
+                write_aside(hits, "".join(counted).encode("ascii"))
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""
@@ -184,9 +205,15 @@ class DiskPlace(ChunkPlace):
     def _path(self, user_id: str, doc_id: str, copy_id: str) -> Path:
         return self._folder(user_id) / f"{_digest(doc_id)}.{copy_id}.chunks"
 
-    def _files(self, user_id: str, doc_id: str, kind: str) -> list[Path]:
+    def _files(self, user_id: str, doc_id: str, kind: str) -> list[tuple[str, Path]]:
+        """The document's files of a kind, each with the id of its copy; others in the folder are not ours."""
         folder = self._folder(user_id)
-        return sorted(folder.glob(f"{_digest(doc_id)}.*.{kind}")) if folder.is_dir() else []
+        found = []
+        for path in folder.glob(f"{_digest(doc_id)}.*.{kind}") if folder.is_dir() else ():
+            copy_id = path.name.split(".")[1]
+            if path == self._path(user_id, doc_id, copy_id).with_suffix(f".{kind}"):
+                found.append((copy_id, path))
+        return found
 
 
 @dataclass(frozen=True)
@@ -230,6 +257,7 @@ class DocumentFolder:
         files = self._files(user_id, doc_id)
         for path in files:
             path.unlink(missing_ok=True)
+        _remove_leftovers(self._folder(user_id))
         return len(files)
 
     def delete_user(self, user_id: str) -> int:
@@ -273,10 +301,13 @@ def write_aside(path: Path, content: bytes) -> None:
     write_temporary(path.parent, content).replace(path)
 
 
+_PASSING = ".writing-"
+
+
 def write_temporary(folder: Path, content: bytes) -> Path:
     """Write a file under a passing name; nothing is left of it when that fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".writing-", dir=folder)
+    handle, name = tempfile.mkstemp(prefix=_PASSING, dir=folder)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -286,6 +317,15 @@ def write_temporary(folder: Path, content: bytes) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return Path(name)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove files that a crash left under their passing name: whose text they hold, nobody can tell."""
+    for path in folder.glob(f"{_PASSING}*") if folder.is_dir() else ():
+        # Another process may be as tidy at this very moment.
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime_ns < time.time_ns() - CRASHED_AFTER_NS:
+                path.unlink()
 
 
 def _remove_folder(folder: Path) -> None:
@@ -321,16 +361,12 @@ def _read_hits(path: Path) -> dict[int, ChunkHits]:
     return counted
 
 
-def _chunks_in(copy: StoredCopy) -> int:
-    return len(load_json(copy.header, "chunk header")["indices"])
-
-
 def _chunks_in_file(path: Path) -> int:
     """How many chunks a file holds; a torn one counts as none and is removed all the same."""
     try:
-        raw = path.read_bytes()
-        sizes = _LENGTHS.unpack_from(raw, len(_MAGIC))
-        start = len(_MAGIC) + _LENGTHS.size
-        return _chunks_in(StoredCopy("", raw[start : start + sizes[0]].decode(), None, None))
-    except (OSError, ValueError, KeyError, struct.error, CorruptDataError):
+        with path.open("rb") as file:
+            length, *_ = _LENGTHS.unpack(file.read(len(_MAGIC) + _LENGTHS.size)[len(_MAGIC) :])
+            # Read as far as the file goes: a torn one may claim any length.
+            return count_chunks(file.read(min(length, path.stat().st_size)))
+    except (OSError, struct.error):
         return 0

@@ -30,12 +30,12 @@ from rag_wiki.errors import CorruptDataError, InvalidDocumentError
 from rag_wiki.storage.codec import dump_json, load_json
 from rag_wiki.storage.records import check_doc_id, check_user_id
 
-__all__ = ["ChunkCopy", "ChunkHits", "ChunkPlace", "ChunkStore", "StoredCopy", "new_copy_id"]
+__all__ = ["ChunkCopy", "ChunkHits", "ChunkPlace", "ChunkStore", "StoredCopy", "count_chunks", "new_copy_id"]
 
 Vectors: TypeAlias = NDArray[np.float32]
 
-_CRASHED_AFTER_NS = 3600 * 10**9
-"""A copy this old that no record names is left over from a crash."""
+CRASHED_AFTER_NS = 3600 * 10**9
+"""A copy this old that no record names, or a file this old that is not in its place, is left over from a crash."""
 
 
 def new_copy_id() -> str:
@@ -101,6 +101,7 @@ def encode_copy(user_id: str, doc_id: str, copy: ChunkCopy) -> StoredCopy:
     header = {
         "user_id": user_id,
         "doc_id": doc_id,
+        "copy_id": copy.copy_id,
         "width": 0 if copy.vectors is None else int(copy.vectors.shape[1]),
         "indices": list(copy.indices),
         "sections": list(copy.sections),
@@ -122,8 +123,9 @@ def decode_copy(user_id: str, doc_id: str, stored: StoredCopy) -> ChunkCopy:
     what = f"copy {stored.copy_id} of document {doc_id!r} of user {user_id!r}"
     header = load_json(stored.header, what)
     try:
-        if (header["user_id"], header["doc_id"]) != (user_id, doc_id):
-            msg = f"stored {what} belongs to document {header['doc_id']!r} of another place"
+        owner = header["user_id"], header["doc_id"], header["copy_id"]
+        if owner != (user_id, doc_id, stored.copy_id):
+            msg = f"stored {what} is in a foreign place: it is a copy of document {owner[1]!r}; refresh the document"
             raise CorruptDataError(msg)
         indices = tuple(int(index) for index in header["indices"])
         if stored.texts is not None and zlib.crc32(stored.texts.encode()) != header["texts_crc"]:
@@ -148,6 +150,14 @@ def decode_copy(user_id: str, doc_id: str, stored: StoredCopy) -> ChunkCopy:
     except (KeyError, TypeError, ValueError) as error:
         msg = f"stored {what} can't be read back: {error!r}; refresh the document to save it anew"
         raise CorruptDataError(msg) from error
+
+
+def count_chunks(header: str | bytes) -> int:
+    """How many chunks a stored copy has, by its header; an unreadable one counts as none, and can be removed."""
+    try:
+        return len(load_json(header, "chunk header")["indices"])
+    except (CorruptDataError, KeyError, TypeError):
+        return 0
 
 
 class ChunkPlace(ABC):
@@ -178,8 +188,10 @@ class ChunkPlace(ABC):
         """Remove all of the user's copies and hits; returns how many chunks went."""
 
     @abstractmethod
-    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
-        """Count one hit for each chunk."""
+    def add_hits(
+        self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
+    ) -> None:
+        """Count hits, `count` of them for each chunk; those of a copy that is not there are not kept."""
 
     @abstractmethod
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
@@ -187,10 +199,13 @@ class ChunkPlace(ABC):
 
     def read_many(
         self, user_id: str, wanted: Iterable[tuple[str, str]], *, texts: bool, vectors: bool
-    ) -> Iterator[tuple[str, StoredCopy | None]]:
-        """`read` for many (document id, copy id); a place overrides it where one trip can do."""
+    ) -> Iterator[tuple[str, StoredCopy | CorruptDataError | None]]:
+        """`read` for many (document id, copy id), an unreadable one as its error; overridden where one trip can do."""
         for doc_id, copy_id in wanted:
-            yield doc_id, self.read(user_id, doc_id, copy_id, texts=texts, vectors=vectors)
+            try:
+                yield doc_id, self.read(user_id, doc_id, copy_id, texts=texts, vectors=vectors)
+            except CorruptDataError as error:
+                yield doc_id, error
 
     def hit_counts(self, user_id: str, wanted: Iterable[tuple[str, str]]) -> dict[str, int]:
         """How many different chunks of each (document id, copy id) ever answered; overridden like `read_many`."""
@@ -246,8 +261,11 @@ class ChunkStore:
     ) -> Iterator[tuple[str, ChunkCopy | CorruptDataError | None]]:
         """Many copies by (document id, copy id); one that can't be read back comes as its error."""
         for doc_id, stored in self.place.read_many(user_id, wanted, texts=texts, vectors=vectors):
+            if not isinstance(stored, StoredCopy):
+                yield doc_id, stored
+                continue
             try:
-                yield doc_id, None if stored is None else decode_copy(user_id, doc_id, stored)
+                yield doc_id, decode_copy(user_id, doc_id, stored)
             except CorruptDataError as error:
                 yield doc_id, error
 
@@ -256,7 +274,7 @@ class ChunkStore:
 
         Young copies that nobody names stay: somebody may be about to name them.
         """
-        young = f"{time.time_ns() - _CRASHED_AFTER_NS:016x}"
+        young = f"{time.time_ns() - CRASHED_AFTER_NS:016x}"
         copies = [copy_id for copy_id in self.place.copies(user_id, doc_id) if copy_id != keep]
         removable = [copy_id for copy_id in copies if copy_id == gone or copy_id < young]
         if removable:
@@ -279,21 +297,27 @@ class ChunkStore:
     # -- single chunks as dictionaries -----------------------------------------------------------
 
     def save_chunks(self, user_id: str, doc_id: str, chunks: Sequence[Mapping[str, Any]]) -> None:
-        """Keep these chunks in place of all that the document had, their hits included."""
+        """Keep these chunks, with the hits that they bring, in place of all that the document had."""
         with self._merging:
-            self._replace(user_id, doc_id, chunks)
+            try:
+                before = self._newest(user_id, doc_id)
+            except CorruptDataError:
+                # What gives way need not be readable: this is how a torn copy is healed.
+                before = None
+            self._replace(user_id, doc_id, chunks, before)
 
     def add_chunks(self, user_id: str, doc_id: str, chunks: Sequence[Mapping[str, Any]]) -> int:
         """Add chunks whose `chunk_index` the document does not have yet; returns how many were new."""
         with self._merging:
-            present = self.load_chunks(user_id, doc_id)
+            before = self._newest(user_id, doc_id)
+            present = self._dictionaries(user_id, doc_id, before)
             known = {chunk["chunk_index"] for chunk in present}
             new: dict[int, Mapping[str, Any]] = {}
             for chunk in chunks:
                 if int(chunk["chunk_index"]) not in known:
                     new.setdefault(int(chunk["chunk_index"]), chunk)
             if new:
-                self._replace(user_id, doc_id, [*present, *new.values()])
+                self._replace(user_id, doc_id, [*present, *new.values()], before)
             return len(new)
 
     def load_chunks(self, user_id: str, doc_id: str) -> list[dict[str, Any]]:
@@ -302,7 +326,9 @@ class ChunkStore:
         Each is a dictionary of `chunk_index`, `text`, `vector` (a list of floats, or `None`), `section`,
         `hit_count` and `last_hit_at`.
         """
-        copy = self._newest(user_id, doc_id)
+        return self._dictionaries(user_id, doc_id, self._newest(user_id, doc_id))
+
+    def _dictionaries(self, user_id: str, doc_id: str, copy: ChunkCopy | None) -> list[dict[str, Any]]:
         if copy is None:
             return []
         hits = self.place.hits(user_id, doc_id, copy.copy_id)
@@ -331,7 +357,7 @@ class ChunkStore:
     ) -> None:
         """Count one hit for each chunk, of the newest copy unless `copy_id` names one."""
         copy_id = copy_id or next(reversed(self.place.copies(user_id, doc_id)), None)
-        indices = sorted(set(chunk_indices))
+        indices = sorted({int(index) for index in chunk_indices})
         if copy_id is not None and indices:
             self.place.add_hits(user_id, doc_id, copy_id, indices, as_utc(now or utc_now()))
 
@@ -342,15 +368,17 @@ class ChunkStore:
 
     def delete(self, user_id: str, doc_id: str) -> bool:
         """Remove the document's chunks, hits and readable copy; tells whether there were chunks."""
+        check_user_id(user_id), check_doc_id(doc_id)
         if self.documents is not None:
             self.documents.delete(user_id, doc_id)
-        return self.place.delete(check_user_id(user_id), check_doc_id(doc_id)) > 0
+        return self.place.delete(user_id, doc_id) > 0
 
     def delete_user(self, user_id: str) -> int:
         """Remove all chunks of the user, and the readable copies; returns how many chunks."""
+        check_user_id(user_id)
         if self.documents is not None:
             self.documents.delete_user(user_id)
-        return self.place.delete_user(check_user_id(user_id))
+        return self.place.delete_user(user_id)
 
     def close(self) -> None:
         """Close what the place opened itself."""
@@ -386,16 +414,27 @@ class ChunkStore:
     # -- inside ----------------------------------------------------------------------------------
 
     def _newest(self, user_id: str, doc_id: str) -> ChunkCopy | None:
-        copies = self.place.copies(check_user_id(user_id), check_doc_id(doc_id))
-        return self.load_copy(user_id, doc_id, copies[-1]) if copies else None
+        check_user_id(user_id), check_doc_id(doc_id)
+        gone: set[str] = set()
+        # One that was replaced between listing and reading is not the last word: there is a newer one then.
+        while copies := [copy_id for copy_id in self.place.copies(user_id, doc_id) if copy_id not in gone]:
+            copy = self.load_copy(user_id, doc_id, copies[-1])
+            if copy is not None:
+                return copy
+            gone.add(copies[-1])
+        return None
 
-    def _replace(self, user_id: str, doc_id: str, chunks: Sequence[Mapping[str, Any]]) -> None:
+    def _replace(
+        self, user_id: str, doc_id: str, chunks: Sequence[Mapping[str, Any]], before: ChunkCopy | None
+    ) -> None:
         ordered = sorted(chunks, key=lambda chunk: int(chunk["chunk_index"]))
         indices = tuple(int(chunk["chunk_index"]) for chunk in ordered)
         if len(set(indices)) != len(indices):
             msg = f"chunks of document {doc_id!r} of user {user_id!r} share a chunk_index: {list(indices)}"
             raise InvalidDocumentError(msg)
-        before = self._newest(user_id, doc_id)
+        if not chunks:
+            self.place.delete(user_id, doc_id)
+            return
         copy = ChunkCopy(
             copy_id=new_copy_id(),
             indices=indices,
@@ -408,10 +447,17 @@ class ChunkStore:
         )
         self.save_copy(user_id, doc_id, copy)
         for chunk in ordered:
-            count, last = int(chunk.get("hit_count") or 0), chunk.get("last_hit_at")
-            for _ in range(count):
-                self.place.add_hits(user_id, doc_id, copy.copy_id, [int(chunk["chunk_index"])], last or utc_now())
+            count, last = int(chunk.get("hit_count") or 0), as_utc(chunk.get("last_hit_at") or utc_now())
+            if count > 0:
+                self.place.add_hits(user_id, doc_id, copy.copy_id, [int(chunk["chunk_index"])], last, count)
         self.place.delete(user_id, doc_id, [old for old in self.place.copies(user_id, doc_id) if old != copy.copy_id])
+
+
+def read_or_raise(stored: StoredCopy | CorruptDataError | None) -> StoredCopy | None:
+    """What `read_many` found for one copy, as `read` tells it."""
+    if isinstance(stored, CorruptDataError):
+        raise stored
+    return stored
 
 
 def as_row(vector: ArrayLike) -> Vectors:

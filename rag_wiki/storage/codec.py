@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import date, datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -36,14 +37,19 @@ __all__ = [
     "StoredDocument",
     "StoredUser",
     "decode_event",
+    "decode_id",
+    "decode_moment",
     "decode_record",
     "decode_text",
+    "decode_user",
     "dump_json",
     "encode_change",
     "encode_record",
     "plain",
     "storage_key",
 ]
+
+T = TypeVar("T")
 
 LONGEST_KEY = 200
 """Longer encoded ids become a hash: databases limit the length of what they index."""
@@ -132,15 +138,43 @@ def plain(value: Any) -> Any:
 
 def load_json(payload: str | bytes, what: str) -> dict[str, Any]:
     """Parse a stored JSON object, or raise `CorruptDataError` that names `what`."""
+    return _parse(payload, what, dict)
+
+
+def _parse(payload: str | bytes, what: str, kind: type[T]) -> T:
     try:
         value = json.loads(payload)
     except ValueError as error:
         msg = f"stored {what} can't be read back: {error}. Delete it, or restore it from a backup."
         raise CorruptDataError(msg) from error
-    if not isinstance(value, dict):
-        msg = f"stored {what} is a {type(value).__name__}, not an object. Delete it, or restore it from a backup."
+    if not isinstance(value, kind):
+        msg = f"stored {what} is a {type(value).__name__}, not a {kind.__name__}. Delete it, or restore a backup."
         raise CorruptDataError(msg)
     return value
+
+
+def decode_id(payload: str | bytes) -> str:
+    """The id that was stored with `dump_json`."""
+    return _parse(payload, "id", str)
+
+
+def decode_moment(payload: str, what: str) -> datetime:
+    """The moment of its ISO form, aware, in UTC."""
+    try:
+        return as_utc(datetime.fromisoformat(payload))
+    except ValueError as error:
+        msg = f"stored {what} can't be read back: {error}. Delete it, or restore it from a backup."
+        raise CorruptDataError(msg) from error
+
+
+def decode_user(user_id: str | bytes, *counters: str | int | None) -> StoredUser:
+    """The user of an id's payload and its counters, in the order of `StoredUser`."""
+    name = decode_id(user_id)
+    try:
+        return StoredUser(name, *(int(counter or 0) for counter in counters))
+    except ValueError as error:
+        msg = f"stored counters of user {name!r} can't be read back: {error}. Delete them, or restore a backup."
+        raise CorruptDataError(msg) from error
 
 
 _FIELDS = {item.name: item for item in fields(UserDocRecord)}
@@ -188,7 +222,7 @@ def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
         return UserDocRecord(
             **values,
             user_state=DocumentState(stored.state),
-            full_content=None if stored.content is None else json.loads(stored.content),
+            full_content=None if stored.content is None else _parse(stored.content, what, str),
             queries_missed=max(clocks.queries - int(payload["seen_at"]), 0),
             cache_miss_streak=max(clocks.searches - int(payload["hit_at"]), 0),
         )
@@ -243,7 +277,9 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
         saved += int(record is not None and record.saved) - int(before is not None and before.saved)
         moved |= (record.index_facts if record else None) != (before.index_facts if before else None)
     return StoredChange(
-        user=StoredUser(view.user_id, clocks.queries, clocks.searches, user.revision + int(moved), saved),
+        user=StoredUser(
+            view.user_id, clocks.queries, clocks.searches, _after(user.revision) if moved else user.revision, saved
+        ),
         deleted=[storage_key(doc_id) for doc_id in change.deleted],
         documents=[encode_record(record, clocks) for record in change.records],
         contents={
@@ -256,3 +292,12 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
         chunk_hits=[(doc_id, copy_id, indices) for doc_id, (copy_id, indices) in change.chunk_hits.items()],
         hit_at=change.hit_at,
     )
+
+
+def _after(revision: int) -> int:
+    """The revision that follows. The first one is drawn at random.
+
+    A user who was forgotten and comes back would otherwise count through the same numbers again, and meet
+    the index of before in another worker that still holds it under one of them.
+    """
+    return revision + 1 if revision else 1 + secrets.randbits(48)

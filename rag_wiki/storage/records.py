@@ -104,7 +104,7 @@ class UserDocRecord:
     """The score of the last decay run, in [0, 1]."""
     explicit_signal: float = 0.0
     """The user's last vote: +1, −1, or 0 for none."""
-    full_content: str | None = None
+    full_content: str | None = field(default=None, repr=False)
     """The saved text. `get` and the lists fill it; views for rules leave it out."""
     cached_at: datetime | None = None
     """When the present copy was saved."""
@@ -210,8 +210,9 @@ class DocumentEvent:
 
     def __str__(self) -> str:
         step = f"{self.from_state} → {self.to_state}" if self.from_state != self.to_state else str(self.to_state)
-        count = f"count {self.fetch_count}, score {self.decay_score:.2f}"
-        return f"{self.at:%Y-%m-%d %H:%M} {self.what:<10} {step:<22} {self.why} ({count})"
+        scored = self.from_state in SAVED_STATES
+        figures = f"count {self.fetch_count}" + (f", score {self.decay_score:.2f}" if scored else "")
+        return f"{self.at:%Y-%m-%d %H:%M} {self.what:<10} {step:<22} {self.why} ({figures})"
 
 
 @dataclass(frozen=True)

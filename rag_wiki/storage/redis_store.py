@@ -20,7 +20,7 @@ Two keys belong to no user: `rag_wiki:users` (hash: who ever saved something) an
 
 from __future__ import annotations
 
-import json
+import inspect
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -28,10 +28,20 @@ from itertools import chain, islice
 from typing import Any
 
 from rag_wiki.clock import as_utc
-from rag_wiki.errors import ConfigurationError, CorruptDataError, MissingExtraError
+from rag_wiki.errors import ConfigurationError, CorruptDataError, MissingExtraError, StorageError
 from rag_wiki.storage.base import SAVED_STATES, ForgottenUser, StateStore
-from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy
-from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser, dump_json, storage_key
+from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, count_chunks, read_or_raise
+from rag_wiki.storage.codec import (
+    StoredChange,
+    StoredDocument,
+    StoredUser,
+    decode_id,
+    decode_moment,
+    decode_user,
+    dump_json,
+    load_json,
+    storage_key,
+)
 
 try:
     import redis
@@ -63,22 +73,74 @@ return {user, redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', seen), redis.call('ZR
 """
 """KEYS: user, seen, hit. ARGV: lapse_after, demote_after."""
 
-_COMMIT = """
-if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
+_HIT_FUNCTION = """
+local function hit(hits, chunks, copy_id, moment, count, ...)
+  if redis.call('HEXISTS', chunks, copy_id .. ':header') == 0 then return end
+  for _, index in ipairs({...}) do
+    redis.call('HINCRBY', hits, index, count)
+    redis.call('HSET', hits, index .. '@', moment)
+  end
+end
+"""
+"""Hits of a copy that is gone would be a key that nobody ever finds again, so they are not written."""
+
+_HIT = (
+    _HIT_FUNCTION
+    + """
+hit(KEYS[1], KEYS[2], unpack(ARGV))
+"""
+)
+"""KEYS: hits, chunks. ARGV: copy id, moment, count, chunk indices."""
+
+_WRITE = """
+redis.call('SADD', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[2], unpack(ARGV, 2))
+"""
+"""KEYS: chunked, chunks. ARGV: document key, then the copy's parts, each a name and a value.
+
+A script rather than a transaction, which redis-py 5 has not for a cluster.
+"""
+
+_REMOVE = """
+local gone = 0
+for i = 2, #ARGV do
+  gone = gone + redis.call('HDEL', KEYS[2], ARGV[i] .. ':header')
+  redis.call('HDEL', KEYS[2], ARGV[i] .. ':texts', ARGV[i] .. ':vectors')
+  redis.call('DEL', KEYS[i + 1])
+end
+if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[1], ARGV[1]) end
+return gone
+"""
+"""Remove copies, and their document from the set when none is left, so that a copy written meanwhile stays in it.
+
+KEYS: chunked, chunks, the hits of each copy. ARGV: document key, copy ids.
+"""
+
+_COMMIT = (
+    _HIT_FUNCTION
+    + """
+local version = redis.call('HGET', KEYS[1], 'version') or ''
+if version ~= '' and version == ARGV[2] then return 1 end
+if version ~= ARGV[1] then return 0 end
 local at = 3
 while at <= #ARGV do
   local size = tonumber(ARGV[at])
-  local command = {ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]}
-  for i = 3, size do command[i] = ARGV[at + i] end
-  redis.call(unpack(command))
+  local name, key = ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
+  if name == 'HIT' then
+    hit(key, KEYS[tonumber(ARGV[at + 3])], unpack(ARGV, at + 4, at + size))
+  else
+    redis.call(name, key, unpack(ARGV, at + 3, at + size))
+  end
   at = at + size + 1
 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'version', ARGV[2]) end
 return 1
 """
+)
 """Carry out commands if the user's version still is ARGV[1]; it becomes ARGV[2] then.
 
-Each command is a count, its name, the number of its key in KEYS, and its arguments.
+Each command is a count, its name, the number of its key in KEYS, and its arguments; HIT is the function above.
+A client sends a script again when the answer to it got lost: the version then is ARGV[2] already, and all is done.
 """
 
 _SWAP = """
@@ -92,13 +154,19 @@ class _Commands:
     """Commands for `_COMMIT`, with the keys they touch declared, as a cluster wants it."""
 
     def __init__(self, user_key: str) -> None:
-        self.keys = [user_key]
+        self._numbers = {user_key: 1}
         self.arguments: list[str] = []
 
+    @property
+    def keys(self) -> list[str]:
+        return list(self._numbers)
+
+    def number(self, key: str) -> int:
+        """The number of a key in KEYS."""
+        return self._numbers.setdefault(key, len(self._numbers) + 1)
+
     def add(self, name: str, key: str, *arguments: str | int) -> None:
-        if key not in self.keys:
-            self.keys.append(key)
-        values = [name, str(self.keys.index(key) + 1), *map(str, arguments)]
+        values = [name, str(self.number(key)), *map(str, arguments)]
         self.arguments += [str(len(values)), *values]
 
 
@@ -127,7 +195,13 @@ class _Keys:
 
 def _text(value: bytes | str) -> str:
     """What the client returned, whether or not it decodes responses."""
-    return value.decode("ascii") if isinstance(value, bytes) else value
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        msg = f"stored bytes are not ours: {error}. Delete them, or restore them from a backup."
+        raise CorruptDataError(msg) from error
 
 
 def _optional_text(value: bytes | str | None) -> str | None:
@@ -138,12 +212,29 @@ def _stored_user(values: Sequence[Any]) -> tuple[StoredUser, str]:
     user_id, *counters, version = (_optional_text(value) for value in values)
     if user_id is None:
         return StoredUser(), version or ""
-    return StoredUser(json.loads(user_id), *(int(value or 0) for value in counters)), version or ""
+    return decode_user(user_id, *counters), version or ""
 
 
 def _stored_document(key: str, value: bytes | str, content: bytes | str | None = None) -> StoredDocument:
     state, _, payload = _text(value).partition(" ")
     return StoredDocument(key, state, payload, content=_optional_text(content))
+
+
+def _run(script: Any, keys: Sequence[str], arguments: Sequence[str | bytes | int]) -> Any:
+    """Run a script; what a server or client can't do with it is told in our words."""
+    try:
+        return script(keys=keys, args=arguments)
+    except redis.ResponseError as error:
+        if "unknown command" not in str(error).lower():
+            raise
+        msg = (
+            f"RedisStateStore needs a server that runs Lua scripts, and this one does not: {error}. "
+            "With fakeredis, install it as fakeredis[lua]."
+        )
+        raise StorageError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"stored bytes are not ours: {error}. Delete them, or restore them from a backup."
+        raise CorruptDataError(msg) from error
 
 
 def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
@@ -168,6 +259,9 @@ class RedisStateStore(StateStore):
         if not hasattr(client, "register_script"):
             msg = f"RedisStateStore takes a redis client as its first argument, got {type(client).__name__}"
             raise ConfigurationError(msg)
+        if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+            msg = "RedisStateStore takes a blocking client, redis.Redis; async calls of the retriever run it in threads"
+            raise ConfigurationError(msg)
         self._client: Any = client
         self._prefix = prefix
         self._read = self._client.register_script(_READ)
@@ -189,17 +283,19 @@ class RedisStateStore(StateStore):
     ) -> tuple[StoredUser, str, list[StoredDocument]]:
         keys = self._keys(user_key)
         documents: list[StoredDocument] = []
-        user, version = StoredUser(), ""
+        first: tuple[StoredUser, str] | None = None
         for batch in _batches(doc_keys) if doc_keys else iter([[]]):
-            values, docs, contents = self._read(
-                keys=[keys.user, keys.docs, keys.content], args=["1" if content else "0", *batch]
+            values, docs, contents = _run(
+                self._read, [keys.user, keys.docs, keys.content], ["1" if content else "0", *batch]
             )
-            user, version = _stored_user(values)
+            # The first trip's version: a change between two trips must not pass for one that was seen.
+            first = first or _stored_user(values)
             documents += [
                 _stored_document(key, doc, contents[at] if contents else None)
                 for at, (key, doc) in enumerate(zip(batch, docs, strict=True))
                 if doc is not None
             ]
+        user, version = first or (StoredUser(), "")
         return user, version, documents
 
     def _read_user(self, user_key: str) -> StoredUser:
@@ -232,7 +328,7 @@ class RedisStateStore(StateStore):
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         keys = self._keys(user_key)
-        values, seen, hit = self._start(keys=[keys.user, keys.seen, keys.hit], args=[lapse_after, demote_after])
+        values, seen, hit = _run(self._start, [keys.user, keys.seen, keys.hit], [lapse_after, demote_after])
         return _stored_user(values)[0], [_text(key) for key in (*seen, *hit)]
 
     def _change(
@@ -250,7 +346,7 @@ class RedisStateStore(StateStore):
                 self._client.hset(f"{self._prefix}:users", user_key, dump_json(change.user.user_id))
             commands = self._commands(keys, change)
             arguments = [version, uuid.uuid4().hex, *commands.arguments]
-            if int(self._commit(keys=commands.keys, args=arguments)):
+            if int(_run(self._commit, commands.keys, arguments)):
                 return
 
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
@@ -272,15 +368,19 @@ class RedisStateStore(StateStore):
                 commands.add("HSET", keys.content, key, content)
         for key, payload in change.events:
             commands.add("RPUSH", keys.events(key), payload)
-            commands.add("LTRIM", keys.events(key), -self.history_limit, -1)
+            if self.history_limit > 0:
+                commands.add("LTRIM", keys.events(key), -self.history_limit, -1)
+            else:
+                commands.add("DEL", keys.events(key))
         for key in change.clear_texts:
             commands.add("DEL", keys.texts(key))
         for key, _, payload in change.texts:
             commands.add("RPUSH", keys.texts(key), payload)
         if change.hit_at is not None:
             for doc_id, copy_id, indices in change.chunk_hits:
-                for name, *arguments in _hit_commands(indices, change.hit_at):
-                    commands.add(name, keys.hits(storage_key(doc_id), copy_id), *arguments)
+                doc_key = storage_key(doc_id)
+                hits, chunks = keys.hits(doc_key, copy_id), commands.number(keys.chunks(doc_key))
+                commands.add("HIT", hits, chunks, copy_id, as_utc(change.hit_at).isoformat(), 1, *indices)
         user = change.user
         values: dict[str, str | int] = {
             "user_id": dump_json(user.user_id),
@@ -308,7 +408,7 @@ class RedisStateStore(StateStore):
     def _read_texts(self, user_key: str, doc_key: str) -> Sequence[str]:
         payloads = map(_text, self._client.lrange(self._keys(user_key).texts(doc_key), 0, -1))
         # The last writing of a digest counts, at the place of its first.
-        return list({json.loads(payload)["digest"]: payload for payload in payloads}.values())
+        return list({load_json(payload, "retrieved text").get("digest"): payload for payload in payloads}.values())
 
     def _active_users(self) -> Iterable[str]:
         named = self._client.hgetall(f"{self._prefix}:users")
@@ -318,7 +418,7 @@ class RedisStateStore(StateStore):
                 pipeline.hget(self._keys(_text(user_key)).user, "saved")
             for (_, user_id), saved in zip(batch, pipeline.execute(), strict=True):
                 if saved is not None and int(saved) > 0:
-                    yield json.loads(user_id)
+                    yield decode_id(user_id)
 
     def _forget(self, user_key: str) -> ForgottenUser:
         keys = self._keys(user_key)
@@ -333,21 +433,26 @@ class RedisStateStore(StateStore):
             for key in doc_keys:
                 self._add_delete(commands, keys, key)
             commands.add("DEL", keys.user)
-            if int(self._commit(keys=commands.keys, args=[version, "", *commands.arguments])):
-                self._client.hdel(f"{self._prefix}:users", user_key)
+            # Before the commit: whoever saves something after it puts the user back on the list.
+            self._client.hdel(f"{self._prefix}:users", user_key)
+            if int(_run(self._commit, commands.keys, [version, "", *commands.arguments])):
                 return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
 
     def _read_job(self, name: str) -> str | None:
         return _optional_text(self._client.hget(f"{self._prefix}:jobs", storage_key(name)))
 
     def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
-        return bool(int(self._swap(keys=[f"{self._prefix}:jobs"], args=[storage_key(name), expected or "", moment])))
+        return bool(int(_run(self._swap, [f"{self._prefix}:jobs"], [storage_key(name), expected or "", moment])))
 
 
-def _hit_commands(indices: Sequence[int], now: datetime) -> Iterator[tuple[str, str | int, str | int]]:
-    for index in indices:
-        yield "HINCRBY", index, 1
-        yield "HSET", f"{index}@", as_utc(now).isoformat()
+def _stored_copy(copy_id: str, parts: Mapping[str, bytes | None]) -> StoredCopy | CorruptDataError | None:
+    header = parts["header"]
+    if header is None or None in parts.values():
+        return None
+    try:
+        return StoredCopy(copy_id, _text(header), _optional_text(parts.get("texts")), parts.get("vectors"))
+    except CorruptDataError as error:
+        return error
 
 
 class RedisPlace(ChunkPlace):
@@ -356,6 +461,9 @@ class RedisPlace(ChunkPlace):
     def __init__(self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "rag_wiki") -> None:
         self._client: Any = client
         self._prefix = prefix
+        self._write = self._client.register_script(_WRITE)
+        self._hit = self._client.register_script(_HIT)
+        self._remove = self._client.register_script(_REMOVE)
 
     def _keys(self, user_id: str) -> _Keys:
         return _Keys(self._prefix, storage_key(user_id))
@@ -363,24 +471,22 @@ class RedisPlace(ChunkPlace):
     def write(self, user_id: str, doc_id: str, copy: StoredCopy) -> None:
         """Keep a copy."""
         keys, doc_key = self._keys(user_id), storage_key(doc_id)
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.sadd(keys.chunked, doc_key)
         parts = {"header": copy.header, "texts": copy.texts or "[]", "vectors": copy.vectors or b""}
-        pipeline.hset(keys.chunks(doc_key), mapping={f"{copy.copy_id}:{part}": value for part, value in parts.items()})
-        pipeline.execute()
+        named = chain.from_iterable((f"{copy.copy_id}:{part}", value) for part, value in parts.items())
+        _run(self._write, [keys.chunked, keys.chunks(doc_key)], [doc_key, *named])
 
     def copies(self, user_id: str, doc_id: str) -> list[str]:
         """The ids of the document's copies."""
-        names = self._client.hkeys(self._keys(user_id).chunks(storage_key(doc_id)))
-        return sorted({_text(name).partition(":")[0] for name in names})
+        return self._copies(self._keys(user_id), storage_key(doc_id))
 
     def read(self, user_id: str, doc_id: str, copy_id: str, *, texts: bool, vectors: bool) -> StoredCopy | None:
         """The copy, or `None`."""
-        return next(iter(self.read_many(user_id, [(doc_id, copy_id)], texts=texts, vectors=vectors)))[1]
+        _, stored = next(iter(self.read_many(user_id, [(doc_id, copy_id)], texts=texts, vectors=vectors)))
+        return read_or_raise(stored)
 
     def read_many(
         self, user_id: str, wanted: Iterable[tuple[str, str]], *, texts: bool, vectors: bool
-    ) -> Iterator[tuple[str, StoredCopy | None]]:
+    ) -> Iterator[tuple[str, StoredCopy | CorruptDataError | None]]:
         """Many copies, some hundreds a trip. Vectors are bytes, so a decoding client is told not to decode."""
         keys = self._keys(user_id)
         parts = ["header", *(["texts"] if texts else []), *(["vectors"] if vectors else [])]
@@ -390,65 +496,52 @@ class RedisPlace(ChunkPlace):
                 names = [f"{copy_id}:{part}" for part in parts]
                 pipeline.execute_command("HMGET", keys.chunks(storage_key(doc_id)), *names, NEVER_DECODE=[])
             for (doc_id, copy_id), values in zip(batch, pipeline.execute(), strict=True):
-                found = dict(zip(parts, values, strict=True))
-                if None in values:
-                    yield doc_id, None
-                    continue
-                try:
-                    yield (
-                        doc_id,
-                        StoredCopy(
-                            copy_id, _text(found["header"]), _optional_text(found.get("texts")), found.get("vectors")
-                        ),
-                    )
-                except UnicodeDecodeError as error:
-                    msg = f"stored copy {copy_id} of document {doc_id!r} of user {user_id!r} is not ours: {error}"
-                    raise CorruptDataError(msg) from error
+                yield doc_id, _stored_copy(copy_id, dict(zip(parts, values, strict=True)))
 
     def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
         """Remove copies and their hits."""
         keys, doc_key = self._keys(user_id), storage_key(doc_id)
-        present = self.copies(user_id, doc_id)
-        gone = present if copy_ids is None else [copy_id for copy_id in present if copy_id in copy_ids]
-        if gone:
-            pipeline = self._client.pipeline(transaction=True)
-            for copy_id in gone:
-                pipeline.hdel(keys.chunks(doc_key), *(f"{copy_id}:{part}" for part in ("header", "texts", "vectors")))
-                pipeline.delete(keys.hits(doc_key, copy_id))
-            if len(gone) == len(present):
-                pipeline.srem(keys.chunked, doc_key)
-            pipeline.execute()
-        return len(gone)
+        present = self._copies(keys, doc_key)
+        return self._delete(keys, doc_key, [each for each in present if copy_ids is None or each in copy_ids])
 
     def delete_user(self, user_id: str) -> int:
         """Remove all of the user's copies and hits."""
         keys, chunks = self._keys(user_id), 0
         for doc_key in map(_text, self._client.smembers(keys.chunked)):
-            names = [_text(name) for name in self._client.hkeys(keys.chunks(doc_key))]
-            headers = [name for name in names if name.endswith(":header")]
-            for header in self._client.hmget(keys.chunks(doc_key), headers) if headers else []:
-                chunks += len(json.loads(header)["indices"]) if header is not None else 0
-            hits = [keys.hits(doc_key, name.partition(":")[0]) for name in headers]
-            self._client.delete(keys.chunks(doc_key), *hits)
-        self._client.delete(keys.chunked)
+            present = self._copies(keys, doc_key)
+            if present:
+                headers = [f"{copy_id}:header" for copy_id in present]
+                values = self._client.execute_command("HMGET", keys.chunks(doc_key), *headers, NEVER_DECODE=[])
+                chunks += sum(count_chunks(header) for header in values if header is not None)
+            self._delete(keys, doc_key, present)
         return chunks
 
-    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
-        """Count one hit for each chunk."""
+    def _copies(self, keys: _Keys, doc_key: str) -> list[str]:
+        names = self._client.hkeys(keys.chunks(doc_key))
+        return sorted({_text(name).partition(":")[0] for name in names})
+
+    def _delete(self, keys: _Keys, doc_key: str, copy_ids: Sequence[str]) -> int:
+        gone = 0
+        for batch in _batches(copy_ids) if copy_ids else iter([[]]):
+            hits = [keys.hits(doc_key, copy_id) for copy_id in batch]
+            gone += int(_run(self._remove, [keys.chunked, keys.chunks(doc_key), *hits], [doc_key, *batch]))
+        return gone
+
+    def add_hits(
+        self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
+    ) -> None:
+        """Count hits of each chunk."""
         keys, doc_key = self._keys(user_id), storage_key(doc_id)
-        if not self._client.hexists(keys.chunks(doc_key), f"{copy_id}:header"):
-            return
-        pipeline = self._client.pipeline(transaction=True)
-        for name, *arguments in _hit_commands(indices, now):
-            pipeline.execute_command(name, keys.hits(doc_key, copy_id), *arguments)
-        pipeline.execute()
+        for batch in _batches(indices):
+            arguments = [copy_id, as_utc(now).isoformat(), count, *batch]
+            _run(self._hit, [keys.hits(doc_key, copy_id), keys.chunks(doc_key)], arguments)
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""
         values = self._client.hgetall(self._keys(user_id).hits(storage_key(doc_id), copy_id))
         found = {_text(name): _text(value) for name, value in values.items()}
         return {
-            int(name): ChunkHits(int(value), as_utc(datetime.fromisoformat(found[f"{name}@"])))
+            int(name): ChunkHits(int(value), decode_moment(found[f"{name}@"], "time of a hit"))
             for name, value in found.items()
             if not name.endswith("@")
         }

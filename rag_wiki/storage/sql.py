@@ -19,10 +19,19 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from rag_wiki.clock import as_utc
-from rag_wiki.errors import ConfigurationError, MissingExtraError, SchemaVersionError
+from rag_wiki.errors import ConfigurationError, CorruptDataError, MissingExtraError, SchemaVersionError
 from rag_wiki.storage.base import ForgottenUser, StateStore
-from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy
-from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser, dump_json, storage_key
+from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, read_or_raise
+from rag_wiki.storage.codec import (
+    StoredChange,
+    StoredDocument,
+    StoredUser,
+    decode_id,
+    decode_moment,
+    decode_user,
+    dump_json,
+    storage_key,
+)
 
 try:
     import sqlalchemy as sa
@@ -116,6 +125,9 @@ jobs_table = sa.Table(
     sa.Column("moment", sa.String(40), nullable=False),
 )
 
+_OUR_DRIVERS = ("", "psycopg", "psycopg2")
+"""Drivers of a PostgreSQL URL that stand for psycopg 3: `psycopg2` is what SQLAlchemy fills in for none."""
+
 _MOST_BOUND_VALUES = 500
 """Ids in one IN list: SQLite's oldest limit is 999 bound values a statement."""
 
@@ -129,38 +141,46 @@ class SQLDatabase:
 
     def __init__(self, url: str | URL | Engine) -> None:
         self._given = url if isinstance(url, Engine) else None
-        self._url = url.url if isinstance(url, Engine) else make_url(url)
+        self._url = url.url if isinstance(url, Engine) else _parse_url(url)
         self._engine: Engine | None = None
         self._process = os.getpid()
         self._setup = threading.Lock()
         self.check_url(self._url)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._url.render_as_string(hide_password=True)!r})"
+        return f"{type(self).__name__}({_shown(self._url)!r})"
 
     # -- what differs between databases ----------------------------------------------------------
 
     insert: Any = staticmethod(postgresql.insert)
     """The dialect's INSERT with ON CONFLICT."""
 
+    reading_isolation: ClassVar[str | None] = "REPEATABLE READ"
+    """What makes all statements of a reading transaction see one moment; `None` where they do anyway."""
+
     def check_url(self, url: URL) -> None:
         """Raise `ConfigurationError` for a database that this class is not for."""
         if url.get_backend_name() == "sqlite":
-            msg = f"SQLStateStore is for PostgreSQL; for {url.render_as_string()!r} use SQLiteStateStore"
+            msg = f"SQLStateStore is for PostgreSQL; for {_shown(url)!r} use SQLiteStateStore"
             raise ConfigurationError(msg)
         if url.get_backend_name() != "postgresql":
             msg = f"SQLStateStore works on PostgreSQL, not on {url.get_backend_name()!r}"
             raise ConfigurationError(msg)
+        if url.get_dialect().is_async:
+            msg = f"SQLStateStore takes a blocking driver, not {url.drivername!r}: write postgresql+psycopg"
+            raise ConfigurationError(msg)
+        if url.get_driver_name() in _OUR_DRIVERS:
+            try:
+                import psycopg  # noqa: F401 - SQLAlchemy imports it at the first connection, which is late to say so
+            except ImportError as error:
+                raise MissingExtraError("SQLStateStore", "postgres") from error
 
     def create_engine(self) -> Engine:
         """Open the database."""
         url = self._url
-        if url.drivername == "postgresql":
+        if url.get_driver_name() in _OUR_DRIVERS:
             url = url.set(drivername="postgresql+psycopg")
-        try:
-            return sa.create_engine(url, pool_pre_ping=True)
-        except ImportError as error:
-            raise MissingExtraError("SQLStateStore", "postgres") from error
+        return sa.create_engine(url, pool_pre_ping=True)
 
     def lock_schema(self, connection: Connection) -> None:
         """Let one process at a time set up the schema: PostgreSQL's IF NOT EXISTS alone is a race."""
@@ -169,11 +189,10 @@ class SQLDatabase:
     def lock_user(self, connection: Connection, user_key: str) -> StoredUser:
         """Read a user's counters such that nobody else changes anything of this user until the end."""
         query = _user_query(user_key).with_for_update()
-        row = connection.execute(query).first()
-        if row is None:
+        # Again until there is a row to lock: somebody may forget the user just after we, or others, made it.
+        while (row := connection.execute(query).first()) is None:
             new = {"user_key": user_key, "user_id": dump_json(""), **dict.fromkeys(_COUNTERS, 0)}
             connection.execute(self.insert(users_table).on_conflict_do_nothing(), [new])
-            row = connection.execute(query).first()
         return _stored_user(row)
 
     # -- what does not ---------------------------------------------------------------------------
@@ -214,8 +233,11 @@ class SQLDatabase:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees one moment of the database."""
-        with self.engine.connect() as connection, connection.begin():
-            yield connection
+        with self.engine.connect() as connection:
+            if self.reading_isolation is not None:
+                connection.execution_options(isolation_level=self.reading_isolation)
+            with connection.begin():
+                yield connection
 
     @contextmanager
     def writing(self, engine: Engine | None = None) -> Iterator[Connection]:
@@ -241,6 +263,21 @@ class SQLDatabase:
         self._engine = None
 
 
+def _parse_url(url: str | URL) -> URL:
+    try:
+        return make_url(url)
+    except sa.exc.ArgumentError as error:
+        # What was given is not shown: it may hold a password.
+        msg = "not a SQLAlchemy URL; it looks like sqlite:///path/to/file.db or postgresql://user:password@host/name"
+        raise ConfigurationError(msg) from error
+
+
+def _shown(url: URL) -> str:
+    """The URL without its password, which may also stand in its query."""
+    query = {name: "***" if "password" in name.lower() else value for name, value in url.query.items()}
+    return url.set(query=query).render_as_string(hide_password=True)
+
+
 _COUNTERS = ("queries", "searches", "revision", "saved")
 
 
@@ -251,7 +288,7 @@ def _user_query(user_key: str) -> sa.Select[Any]:
 def _stored_user(row: Row[Any] | None) -> StoredUser:
     if row is None:
         return StoredUser()
-    return StoredUser(json.loads(row.user_id), row.queries, row.searches, row.revision, row.saved)
+    return decode_user(row.user_id, row.queries, row.searches, row.revision, row.saved)
 
 
 def _of(table: sa.Table, user_key: str, doc_key: str | None = None) -> sa.ColumnElement[bool]:
@@ -394,8 +431,8 @@ class SQLStateStore(StateStore):
             row = {"user_key": user_key, "doc_key": key, "digest": digest, "number": number, "payload": payload}
             upsert(connection, texts_table, [row], "number")
         if change.hit_at is not None:
-            for doc_id, copy_id, indices in change.chunk_hits:
-                _add_hits(self._database, connection, (user_key, storage_key(doc_id), copy_id), indices, change.hit_at)
+            hits = [(storage_key(doc_id), copy_id, indices) for doc_id, copy_id, indices in change.chunk_hits]
+            _add_hits(self._database, connection, user_key, hits, change.hit_at)
         counters = {name: getattr(change.user, name) for name in _COUNTERS}
         user = {"user_key": user_key, "user_id": dump_json(change.user.user_id), **counters}
         upsert(connection, users_table, [user])
@@ -428,7 +465,7 @@ class SQLStateStore(StateStore):
     def _active_users(self) -> Iterable[str]:
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(users_table.c.user_id).where(users_table.c.saved > 0))
-            return [json.loads(user_id) for user_id in rows.scalars()]
+            return [decode_id(user_id) for user_id in rows.scalars()]
 
     def _forget(self, user_key: str) -> ForgottenUser:
         with self._database.writing() as connection:
@@ -453,28 +490,36 @@ class SQLStateStore(StateStore):
             else:
                 same = sa.and_(jobs_table.c.name == row["name"], jobs_table.c.moment == expected)
                 statement = sa.update(jobs_table).where(same).values(moment=moment)
-            return bool(connection.execute(statement).rowcount)
+            # An INSERT's row count is not kept unless one asks for it, and reads as -1 then.
+            return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
 
 
 def _add_hits(
     database: SQLDatabase,
     connection: Connection,
-    key: tuple[str, str, str],
-    indices: Sequence[int],
+    user_key: str,
+    hits: Iterable[tuple[str, str, Sequence[int]]],
     now: datetime,
+    count: int = 1,
 ) -> None:
-    names = ("user_key", "doc_key", "copy_id")
-    moment = as_utc(now).isoformat()
-    rows = [
-        {**dict(zip(names, key, strict=True)), "chunk_index": index, "hit_count": 1, "last_hit_at": moment}
-        for index in indices
-    ]
-    statement = database.insert(hits_table)
-    statement = statement.on_conflict_do_update(
-        index_elements=list(hits_table.primary_key),
-        set_={"hit_count": hits_table.c.hit_count + 1, "last_hit_at": statement.excluded.last_hit_at},
-    )
-    connection.execute(statement, rows)
+    """Count hits by document key, copy id and chunk indices, of copies that are there and stay until the end."""
+    # In one order for all, so that no two writers wait for each other's rows.
+    for doc_key, copy_id, indices in sorted(hits):
+        key = {"user_key": user_key, "doc_key": doc_key, "copy_id": copy_id}
+        copy = sa.select(chunks_table.c.copy_id).filter_by(**key).with_for_update(read=True, key_share=True)
+        if not indices or connection.execute(copy).first() is None:
+            continue
+        statement = database.insert(hits_table)
+        statement = statement.on_conflict_do_update(
+            index_elements=list(hits_table.primary_key),
+            set_={
+                "hit_count": hits_table.c.hit_count + statement.excluded.hit_count,
+                "last_hit_at": statement.excluded.last_hit_at,
+            },
+        )
+        moment = as_utc(now).isoformat()
+        rows = [{**key, "chunk_index": index, "hit_count": count, "last_hit_at": moment} for index in sorted(indices)]
+        connection.execute(statement, rows)
 
 
 class SQLPlace(ChunkPlace):
@@ -506,11 +551,12 @@ class SQLPlace(ChunkPlace):
 
     def read(self, user_id: str, doc_id: str, copy_id: str, *, texts: bool, vectors: bool) -> StoredCopy | None:
         """The copy, or `None`."""
-        return next(iter(self.read_many(user_id, [(doc_id, copy_id)], texts=texts, vectors=vectors)))[1]
+        _, stored = next(iter(self.read_many(user_id, [(doc_id, copy_id)], texts=texts, vectors=vectors)))
+        return read_or_raise(stored)
 
     def read_many(
         self, user_id: str, wanted: Iterable[tuple[str, str]], *, texts: bool, vectors: bool
-    ) -> Iterator[tuple[str, StoredCopy | None]]:
+    ) -> Iterator[tuple[str, StoredCopy | CorruptDataError | None]]:
         """Many copies, some hundreds a statement."""
         names = ["doc_key", "copy_id", "header", *(["texts"] if texts else []), *(["vectors"] if vectors else [])]
         columns = [chunks_table.c[name] for name in names]
@@ -551,13 +597,13 @@ class SQLPlace(ChunkPlace):
                 connection.execute(sa.delete(table).where(_of(table, key)))
         return chunks
 
-    def add_hits(self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime) -> None:
-        """Count one hit for each chunk."""
-        if copy_id not in self.copies(user_id, doc_id):
-            return
+    def add_hits(
+        self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
+    ) -> None:
+        """Count hits of each chunk."""
         with self._database.writing() as connection:
-            key = (storage_key(user_id), storage_key(doc_id), copy_id)
-            _add_hits(self._database, connection, key, indices, now)
+            hits = [(storage_key(doc_id), copy_id, indices)]
+            _add_hits(self._database, connection, storage_key(user_id), hits, now, count)
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""
@@ -565,7 +611,7 @@ class SQLPlace(ChunkPlace):
         query = sa.select(hits_table).where(mine, hits_table.c.copy_id == copy_id)
         with self._database.reading() as connection:
             return {
-                row.chunk_index: ChunkHits(row.hit_count, as_utc(datetime.fromisoformat(row.last_hit_at)))
+                row.chunk_index: ChunkHits(row.hit_count, decode_moment(row.last_hit_at, "time of a hit"))
                 for row in connection.execute(query)
             }
 

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("SQLiteStateStore", "sqlite") from error
 
-from rag_wiki.storage.sql import SQLDatabase, SQLStateStore, _stored_user, _user_query
+from rag_wiki.storage.sql import SQLDatabase, SQLStateStore, _shown, _stored_user, _user_query
 
 __all__ = ["SQLiteStateStore"]
 
@@ -37,6 +37,7 @@ class SQLiteDatabase(SQLDatabase):
     """
 
     insert: Any = staticmethod(sqlite_dialect.insert)
+    reading_isolation: ClassVar[str | None] = None
 
     def __init__(self, url: str | URL | Engine) -> None:
         if isinstance(url, Engine):
@@ -51,8 +52,10 @@ class SQLiteDatabase(SQLDatabase):
     def check_url(self, url: URL) -> None:
         """Raise `ConfigurationError` unless the URL is SQLite's."""
         if url.get_backend_name() != "sqlite":
-            given = url.render_as_string()
-            msg = f"SQLiteStateStore takes a sqlite:/// URL, got {given!r}; for PostgreSQL use SQLStateStore"
+            msg = f"SQLiteStateStore takes a sqlite:/// URL, got {_shown(url)!r}; for PostgreSQL use SQLStateStore"
+            raise ConfigurationError(msg)
+        if url.get_dialect().is_async:
+            msg = f"SQLiteStateStore takes a blocking driver, not {url.drivername!r}: write sqlite:///"
             raise ConfigurationError(msg)
 
     def create_engine(self) -> Engine:

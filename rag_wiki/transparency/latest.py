@@ -51,13 +51,20 @@ class LatestProvenance:
             own = (id(self), _Cell(owner, provenance, inherited))
             _cells.set((*others, own)[-_MOST_RETRIEVERS:])
 
-    def read(self) -> ProvenanceBlock | None:
-        """The newest provenance of this thread or task or of those it started; else the newest of all."""
-        cell = self._cell()
-        if cell is not None:
+    def read(self, user_id: str | None) -> ProvenanceBlock | None:
+        """The newest provenance of this thread or task or of those it started; else the newest of the user's calls.
+
+        A task that awaited a chain can't be told from one that did nothing: the chain ran in tasks of its own.
+        What it is shown then may be of a call beside it, but never of another user's.
+        """
+        cell, owner = self._cell(), _current_owner()
+        if cell is not None and cell.owner == owner:
             return cell.provenance
         own: ProvenanceBlock | None = getattr(self._of_thread, "provenance", None)
-        return own or self._newest
+        if own is not None and isinstance(owner, int):
+            return own
+        newest = self._newest
+        return newest if newest is not None and newest.user_id == user_id else None
 
     def _cell(self) -> _Cell | None:
         return dict(_cells.get()).get(id(self))

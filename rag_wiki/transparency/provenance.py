@@ -80,6 +80,8 @@ class SourceEntry:
         """Where the document stands for the user, in words."""
         if self.doc_id is None:
             return "not tracked (no document id)"
+        if self.user_state is DocumentState.GLOBAL:
+            return "not counted"
         if self.user_state is DocumentState.PINNED:
             return "Pinned in your KB"
         if self.user_state is DocumentState.CLAIMED:
@@ -116,12 +118,12 @@ class SourceEntry:
 
 @dataclass(frozen=True)
 class WithheldCopy:
-    """A saved copy that could have answered and was not served."""
+    """A saved copy that was not served, or was let go."""
 
     doc_id: str
     doc_title: str
     reason: str
-    """`stale`, `access denied`, `copy lost`, `copy unreadable` or `other embedding model`."""
+    """`stale`, `access denied`, `copy lost`, `copy unreadable`, `other embedding model`; or why it was let go."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -143,6 +145,8 @@ class ProvenanceBlock:
     """The cosine from which a saved chunk answered."""
     withheld: Sequence[WithheldCopy] = ()
     """Saved copies that were not served, and why."""
+    let_go: Sequence[WithheldCopy] = ()
+    """Saved copies that this call let go, and why."""
     degraded: Sequence[str] = ()
     """What could not be done, a sentence each; empty when all is well."""
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -165,12 +169,12 @@ class ProvenanceBlock:
         if not self.sources:
             lines.append("  (none)")
         lines += [f'⚠ Your copy of "{_title(copy)}" was not used: {copy.reason}.' for copy in self.withheld]
+        lines += [f'⚠ Your copy of "{_title(copy)}" was let go: {copy.reason}.' for copy in self.let_go]
         lines += [f"⚠ {one_line(sentence, longest=300)}" for sentence in self.degraded]
         for suggestion in self.suggestions:
-            times = f"{suggestion.fetch_count} time{'s' if suggestion.fetch_count != 1 else ''}"
             lines += [
                 "",
-                f'💡 "{_title(suggestion)}" has appeared in your queries {times}.',
+                f"💡 {_suggestion_sentence(suggestion)}",
                 "   Would you like to save it to your personal knowledge base?",
             ]
         lines.append(_RULE)
@@ -191,6 +195,7 @@ class ProvenanceBlock:
             "mode": self.mode,
             "threshold": self.threshold,
             "withheld": [copy.to_dict() for copy in self.withheld],
+            "let_go": [copy.to_dict() for copy in self.let_go],
             "degraded": list(self.degraded),
             "timings": {stage: round(float(milliseconds), 3) for stage, milliseconds in self.timings.items()},
         }
@@ -206,10 +211,10 @@ class ProvenanceBlock:
         if not self.sources:
             lines.append("- (none)")
         notes = [f'your copy of "{_title(copy)}" was not used: {copy.reason}' for copy in self.withheld]
+        notes += [f'your copy of "{_title(copy)}" was let go: {copy.reason}' for copy in self.let_go]
         lines += [f"- ⚠ {_markdown(note)}" for note in [*notes, *map(one_line, self.degraded)]]
         for suggestion in self.suggestions:
-            question = f'"{_title(suggestion)}" has appeared in your queries {suggestion.fetch_count} times. Save it?'
-            lines += ["", f"> 💡 {_markdown(question)}"]
+            lines += ["", f"> 💡 {_markdown(f'{_suggestion_sentence(suggestion)} Save it?')}"]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -220,10 +225,9 @@ class ProvenanceBlock:
             cells = [f"{source.name}{source.mark}", source.extent, source.standing, scores]
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
         notes = [f'⚠ Your copy of "{_title(copy)}" was not used: {copy.reason}.' for copy in self.withheld]
+        notes += [f'⚠ Your copy of "{_title(copy)}" was let go: {copy.reason}.' for copy in self.let_go]
         notes += [f"⚠ {one_line(sentence)}" for sentence in self.degraded]
-        for suggestion in self.suggestions:
-            name, count = _title(suggestion), suggestion.fetch_count
-            notes.append(f'💡 "{name}" has appeared in your queries {count} times. Save it?')
+        notes += [f"💡 {_suggestion_sentence(suggestion)} Save it?" for suggestion in self.suggestions]
         header = "".join(f"<th>{name}</th>" for name in ("Source", "Used", "For you", "Scores"))
         paragraphs = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
         return (
@@ -241,6 +245,11 @@ def one_line(text: str, *, longest: int = _LONGEST_NAME) -> str:
 
 def _title(named: WithheldCopy | SuggestionEvent) -> str:
     return one_line(named.doc_title) or one_line(named.doc_id)
+
+
+def _suggestion_sentence(suggestion: SuggestionEvent) -> str:
+    times = f"{suggestion.fetch_count} time{'s' if suggestion.fetch_count != 1 else ''}"
+    return f'"{_title(suggestion)}" has appeared in your queries {times}.'
 
 
 def _suggestion_dict(suggestion: SuggestionEvent) -> dict[str, Any]:
