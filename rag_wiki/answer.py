@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import PurePosixPath
+from numbers import Integral
+from pathlib import PurePath, PurePosixPath
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 from langchain_core.documents import Document
 
 from rag_wiki.config import RagWikiRetrieverConfig
@@ -32,6 +36,10 @@ __all__ = [
     "identify",
     "read_global",
 ]
+
+
+_BEYOND_ANY_ID = 10**100
+"""Python refuses to write out numbers of some thousand digits."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ class GlobalDocument:
 class CopyVerdict:
     """What a piece from the source says about the saved copy of its document."""
 
+    copy_id: str = ""
+    """The copy that was compared."""
     stale: str | None = None
     """What was seen that the copy does not have; `None` when nothing."""
     is_new: bool = False
@@ -109,21 +119,31 @@ class _Pieces:
 def identify(document: Document, document_id: str | Callable[[Document], str | None] | None) -> str | None:
     """The id of the source document, or `None` when nothing identifies it."""
     if callable(document_id):
-        return _as_id(document_id(document))
-    if document_id is not None:
-        return _as_id(document.metadata.get(document_id))
-    candidates = (_as_id(document.metadata.get(key)) for key in ("doc_id", "source", "doc_path"))
+        try:
+            return _as_id(document_id(document))
+        except LookupError:
+            # The usual function looks into the metadata; a document without the key has no id.
+            return None
+    keys = ("doc_id", "source", "doc_path") if document_id is None else (document_id,)
+    candidates = (_as_id(document.metadata.get(key)) for key in keys)
     return next((found for found in candidates if found is not None), None)
 
 
 def _as_id(value: object) -> str | None:
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, (str, int)):
+    """An id of a kind that identifies: text, a whole number, a UUID, a path. `nan`, say, would be everybody's."""
+    text = ""
+    if isinstance(value, (str, UUID, PurePath)):
         text = str(value)
-        return text if text.strip() else None
-    text = str(value) if hasattr(value, "hex") or hasattr(value, "__fspath__") else ""
+    elif isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
+        number = int(value)
+        text = str(number) if abs(number) < _BEYOND_ANY_ID else ""
     return text if text.strip() else None
+
+
+def _label(metadata: Mapping[str, Any], *keys: str) -> str:
+    """The first of these values that can name something, as text; other types name nothing."""
+    values = (_as_id(metadata.get(key)) for key in keys)
+    return next((value for value in values if value is not None), "")
 
 
 def read_global(document: Document, config: RagWikiRetrieverConfig) -> GlobalDocument:
@@ -135,8 +155,8 @@ def read_global(document: Document, config: RagWikiRetrieverConfig) -> GlobalDoc
     metadata = _copied(document.metadata)
     if doc_id is None:
         return GlobalDocument(document.model_copy(update={"metadata": metadata}), None)
-    path = str(metadata.get("doc_path") or metadata.get("source") or metadata.get("file_path") or "")
-    title = str(metadata.get("doc_title") or metadata.get("title") or PurePosixPath(path or doc_id).name or doc_id)
+    path = _label(metadata, "doc_path", "source", "file_path")
+    title = _label(metadata, "doc_title", "title") or PurePosixPath(path or doc_id).name or doc_id
     for key, value in (("doc_id", doc_id), ("doc_title", title), ("doc_path", path)):
         if metadata.get(key) is None:
             metadata[key] = value
@@ -180,7 +200,11 @@ def compose(
         asked: Whether the wrapped retriever was asked at all.
         k: Documents at most; `None` for all.
     """
-    stale = {doc_id: verdict.stale for (doc_id, _), verdict in verdicts.items() if verdict.stale is not None}
+    stale = {
+        doc_id: (verdict.copy_id, verdict.stale)
+        for (doc_id, _), verdict in verdicts.items()
+        if verdict.stale is not None
+    }
     found_ids = {item.doc_id for item in found if item.doc_id is not None}
     serving = {
         item.record.doc_id: item
@@ -206,7 +230,7 @@ def compose(
         fetched=_fetched(found, in_place),
         answered=answered,
         matched=matched,
-        stale={doc_id: reason for doc_id, reason in stale.items() if doc_id not in unavailable},
+        stale={doc_id: seen for doc_id, seen in stale.items() if doc_id not in unavailable},
         searched=searched,
         asked=asked,
     )
@@ -310,9 +334,8 @@ def _global_source(entry: _Pieces, stale: set[str]) -> SourceEntry:
     first, metadata = entry.first, entry.first.document.metadata
     numbers = [piece.chunk_index for piece in entry.pieces if piece.chunk_index is not None]
     total = metadata.get("total_chunks")
-    scores = [piece.document.metadata.get("score") for piece in entry.pieces]
-    section = next((metadata[key] for key in ("section", "section_heading") if metadata.get(key)), None)
-    title = first.doc_title or str(metadata.get("doc_title") or metadata.get("title") or "")
+    scores = [_score(piece.document.metadata.get("score")) for piece in entry.pieces]
+    title = first.doc_title or _label(metadata, "doc_title", "title")
     return SourceEntry(
         doc_id=first.doc_id,
         doc_title=title,
@@ -321,11 +344,22 @@ def _global_source(entry: _Pieces, stale: set[str]) -> SourceEntry:
         fetch_count=0,
         chunks_used=tuple(sorted(set(numbers))) if len(numbers) == len(entry.pieces) else (),
         total_chunks=total if isinstance(total, int) and not isinstance(total, bool) else None,
-        section_heading=None if section is None else str(section),
-        scores=tuple(float(score) for score in scores if isinstance(score, (int, float))),
+        section_heading=_label(metadata, "section", "section_heading") or None,
+        scores=tuple(score for score in scores if score is not None),
         stale=first.doc_id in stale,
         passages=len(entry.pieces),
     )
+
+
+def _score(value: object) -> float | None:
+    """A score that the wrapped retriever gave, where it is a number that can be one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        return None
+    try:
+        score = float(value)
+    except (OverflowError, TypeError):
+        return None
+    return score if math.isfinite(score) else None
 
 
 def describe_sources(sources: Sequence[SourceEntry], records: Mapping[str, UserDocRecord]) -> list[SourceEntry]:

@@ -13,8 +13,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -42,7 +43,7 @@ from rag_wiki.search.index import ChunkHit, DocumentHits, IndexedDocument, UserI
 from rag_wiki.steps import Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
-from rag_wiki.storage.records import DocumentState, QueryStart, UserChange, UserView
+from rag_wiki.storage.records import QueryStart, UserChange, UserView
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
 
 __all__ = ["AccessCheck", "CacheFindings", "Call", "Recall", "SuggestionCallback", "embed_query"]
@@ -56,11 +57,19 @@ _MOST_IDLE = 200
 """Idle documents that one query settles at most; the next query takes the next ones."""
 _MOST_VERDICTS = 10_000
 _MOST_WARNINGS = 1_000
+_ALIKE = 0.6
+"""`difflib`'s own rule of thumb for a close match."""
+_COMPARED_CHARS = 2_000
 _OTHER_MODEL = "other embedding model"
+_REMEDIES = {
+    _OTHER_MODEL: "reindex() embeds them anew",
+    "copy lost": "reindex() or refresh() makes them anew",
+    "copy unreadable": "reindex() or refresh() makes them anew",
+}
 _LET_GO = "it did not answer for too many searches in a row"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """One call: whose, what, how much, and what goes to the wrapped retriever."""
 
@@ -71,6 +80,8 @@ class Call:
     arguments: dict[str, Any]
     now: datetime
     timings: dict[str, float] = field(default_factory=dict)
+    provenance: ProvenanceBlock | None = None
+    """Filled in when the call is done."""
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -229,38 +240,43 @@ class Recall:
         self, call: Call, found: CacheFindings, start: QueryStart, model: Embeddings | None, vector: Any
     ) -> list[DocumentHits]:
         name = None if model is None else self.model_name(model)
-        index = self.cache.get(self.store, self.chunks, call.user_id, start.revision, name)
+        width = 0 if vector is None else vector.shape[0]
+        index = self.cache.get(self.store, self.chunks, call.user_id, start.revision, name, width)
         found.index = index
         found.unavailable = {doc_id: unavailable_copy(index.documents[doc_id], why) for doc_id, why in index.problems}
-        if vector is not None and index.size and vector.shape[0] != index.width:
-            # The model changed its width under its old name.
-            for document in index.searched():
-                found.unavailable[document.record.doc_id] = unavailable_copy(document, _OTHER_MODEL)
-        foreign = sorted(doc_id for doc_id, kept in found.unavailable.items() if kept.reason == _OTHER_MODEL)
-        if foreign:
-            found.degraded.append(
-                f"{len(foreign)} saved documents are of another embedding model; reindex() renews them"
-            )
-            self._warn_once(
-                f"foreign:{call.user_id}:{name}",
-                "saved documents of user %r were embedded by another model than %s and are not searched; "
-                "reindex() embeds them anew: %s",
-                call.user_id,
-                name,
-                foreign[:10],
-            )
+        found.wanted = {doc_id for doc_id in found.unavailable if index.documents[doc_id].record.pinned}
+        self._tell_problems(call, found, name)
         if vector is None:
             found.mode = "keyword"
             hits = _keyword_hits(index, call.query, self.config.local_top_k)
-        elif index.size and vector.shape[0] == index.width:
-            found.mode = "semantic"
-            found.searched = index.searched_ids
-            hits = index.search(vector, self.config.similarity_threshold, self.config.local_top_k)
+        elif not vector.any():
+            # A query without a direction: nothing was compared, so nothing missed.
+            hits = index.pinned()
         else:
-            hits = []
+            found.mode = "semantic" if index.size else "none"
+            found.searched = index.searched_ids if index.size else None
+            hits = index.search(vector, self.config.similarity_threshold, self.config.local_top_k)
         # A copy that matched and is withheld has not missed.
         found.matched = frozenset(hit.document.record.doc_id for hit in hits if hit.above_threshold)
         return [hit for hit in hits if hit.document.record.doc_id not in found.unavailable]
+
+    def _tell_problems(self, call: Call, found: CacheFindings, model_name: str | None) -> None:
+        """Say once in the log, and in this call's provenance, which copies can't answer and what helps."""
+        for reason, remedy in _REMEDIES.items():
+            affected = sorted(doc_id for doc_id, kept in found.unavailable.items() if kept.reason == reason)
+            if affected:
+                copies = "1 saved copy" if len(affected) == 1 else f"{len(affected)} saved copies"
+                found.degraded.append(f"{copies} can't answer ({reason}); {remedy}")
+                self._warn_once(
+                    f"{reason}:{call.user_id}:{model_name}",
+                    "%s of user %r can't answer (%s; the model is %s); %s: %s",
+                    copies,
+                    call.user_id,
+                    reason,
+                    model_name,
+                    remedy,
+                    affected[:10],
+                )
 
     def _check_access(
         self, call: Call, found: CacheFindings, hits: Sequence[DocumentHits]
@@ -390,22 +406,34 @@ class Recall:
 
     def _judge_copy(self, call: Call, item: GlobalDocument, document: IndexedDocument) -> CopyVerdict:
         record = document.record
+        same = CopyVerdict(copy_id=record.copy_id or "")
         key = self.config.version_key
         if key is not None and record.source_version is not None and item.document.metadata.get(key) is not None:
             version = str(item.document.metadata[key])
             if version == record.source_version:
-                return CopyVerdict()
-            return CopyVerdict(stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
+                return same
+            return replace(same, stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
         if item.digest in record.retrieved:
-            return CopyVerdict()
+            return same
         stored = self.store.get(call.user_id, record.doc_id)
         content = _flat(stored.full_content or "") if stored is not None else ""
         if _flat(item.document.page_content) in content:
-            return CopyVerdict()
-        own = document.copy.indices if document.copy is not None else ()
-        if record.content_source == "retrieved" and item.chunk_index is not None and item.chunk_index not in own:
-            return CopyVerdict(is_new=True)
-        return CopyVerdict(stale="the source shows a text that the copy does not contain")
+            return same
+        if record.content_source == "retrieved" and self._is_another_part(call, item, document):
+            return replace(same, is_new=True)
+        return replace(same, stale="the source shows a text that the copy does not contain")
+
+    def _is_another_part(self, call: Call, item: GlobalDocument, document: IndexedDocument) -> bool:
+        """Whether a piece is of a part that an incomplete copy lacks, rather than a part of it that changed.
+
+        The number of the chunk tells, where it has one. Else a text that is much like one in the copy is its new
+        version (`difflib` ratio), and one that is like none is another part.
+        """
+        copy = document.copy
+        if item.chunk_index is not None:
+            return copy is None or item.chunk_index not in copy.indices
+        kept = self.cache.texts(self.chunks, call.user_id, document.record.doc_id, document.record.copy_id or "")
+        return not any(_alike(item.document.page_content, text) for text in kept or ())
 
     def _apply(self, call: Call, answer: Answer, cache: CacheFindings) -> QueryOutcome:
         """Write what the query did, atomically. A store that fails costs the counting, not the answer."""
@@ -429,6 +457,8 @@ class Recall:
                     self.chunks.record_hits(call.user_id, doc_id, indices, call.now, copy_id=copy_id)
             for doc_id, dropped in outcome.dropped:
                 self.chunks.drop(call.user_id, doc_id, dropped)
+                if self.chunks.documents is not None:
+                    self.chunks.settle(call.user_id, doc_id, self.store.get(call.user_id, doc_id))
         except Exception as error:
             self._degrade(cache.degraded, "the chunk store did not answer, hits are not counted", error)
         return outcome
@@ -478,12 +508,13 @@ def _keyword_hits(index: UserIndex, query: str, top_k: int) -> list[DocumentHits
         if document.problem is None:
             hits.append(DocumentHits(document, found, above_threshold=True))
     found_ids = {hit.document.record.doc_id for hit in hits}
-    for doc_id, document in index.documents.items():
-        pinned = document.record.user_state is DocumentState.PINNED and document.problem is None
-        if pinned and doc_id not in found_ids and document.copy is not None and document.copy.indices:
-            first = ChunkHit(0, document.copy.indices[0], 0.0)
-            hits.append(DocumentHits(document, (first,), above_threshold=False))
+    hits += [hit for hit in index.pinned() if hit.document.record.doc_id not in found_ids]
     return sorted(hits, key=lambda hit: -hit.hits[0].score)
+
+
+def _alike(one: str, other: str) -> bool:
+    matcher = SequenceMatcher(None, one[:_COMPARED_CHARS], other[:_COMPARED_CHARS], autojunk=False)
+    return matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
 
 
 def _flat(text: str) -> str:

@@ -12,10 +12,12 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -30,7 +32,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, ru
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import ConfigDict, InstanceOf, PrivateAttr
 
-from rag_wiki.clock import Clock, utc_now
+from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import (
     ConfigurationError,
@@ -61,6 +63,11 @@ from rag_wiki.storage.records import (
 from rag_wiki.transparency.latest import LatestProvenance
 from rag_wiki.transparency.provenance import ProvenanceBlock
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
 __all__ = ["RagWikiRetriever", "RetrievalResult", "UserStats"]
 
 PROVENANCE_EVENT = "rag_wiki_provenance"
@@ -90,16 +97,54 @@ class UserStats:
     """The cosine from which a saved chunk answers."""
 
 
-_pools: dict[int, ThreadPoolExecutor] = {}
+_OF_A_CALL = frozenset({"user_id", "k", "name", "tags", "metadata"})
+"""Fields that are read at each call; the others are built into what lives beside them."""
+_THREADS = 32
+_pools: dict[int, tuple[ThreadPoolExecutor, threading.BoundedSemaphore]] = {}
 _pools_lock = threading.Lock()
 
 
-def _pool() -> ThreadPoolExecutor:
+def _pool() -> tuple[ThreadPoolExecutor, threading.BoundedSemaphore]:
     """Threads for searching saved copies beside a blocking call; per process, since threads don't survive a fork."""
     with _pools_lock:
         if os.getpid() not in _pools:
-            _pools[os.getpid()] = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rag_wiki")
+            pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="rag_wiki")
+            _pools[os.getpid()] = (pool, threading.BoundedSemaphore(_THREADS))
         return _pools[os.getpid()]
+
+
+def _beside(procedure: Procedure[T]) -> Callable[[], T]:
+    """Begin to run a procedure beside the caller; the function returned waits for its result.
+
+    When all threads are taken it runs when it is waited for: nobody queues behind a search that may itself
+    (in an embedder, an access check) wait for another one.
+    """
+    pool, free = _pool()
+    if not free.acquire(blocking=False):
+        return lambda: run(procedure)
+    context = contextvars.copy_context()
+
+    def work() -> T:
+        try:
+            return context.run(run, procedure)
+        finally:
+            free.release()
+
+    return pool.submit(work).result
+
+
+_folders: WeakValueDictionary[Path, ChunkStore] = WeakValueDictionary()
+_folders_lock = threading.Lock()
+
+
+def _chunk_store_in(folder: str | Path) -> ChunkStore:
+    """The chunk store of a folder, one per process: a retriever made for one request finds its index warm."""
+    path = Path(folder).resolve()
+    with _folders_lock:
+        store = _folders.get(path)
+        if store is None:
+            store = _folders[path] = ChunkStore(path)
+        return store
 
 
 class RagWikiRetriever(BaseRetriever):
@@ -200,7 +245,7 @@ class RagWikiRetriever(BaseRetriever):
             _check_kind("chunk_store", chunk_store, ChunkStore, "a ChunkStore")
         if chunk_store is None:
             folder = settings.wiki_save_dir
-            chunk_store = store.chunk_store if folder is None else ChunkStore(folder)
+            chunk_store = store.chunk_store if folder is None else _chunk_store_in(folder)
         elif settings.wiki_save_dir is not None and chunk_store.documents is None:
             chunk_store = ChunkStore(settings.wiki_save_dir, place=chunk_store.place)
         super().__init__(  # type: ignore[call-arg]  # pydantic makes the constructor of the fields
@@ -220,6 +265,39 @@ class RagWikiRetriever(BaseRetriever):
     def model_post_init(self, context: Any, /) -> None:
         """Set up what lives beside the fields."""
         super().model_post_init(context)
+        self._set_up()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some fields changed; stores are shared, also by a deep copy."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied._latest = LatestProvenance()
+        moved = "state_store" in (update or {}) and "chunk_store" not in (update or {})
+        if moved and self.chunk_store is self.state_store.chunk_store:
+            copied.__dict__["chunk_store"] = copied.state_store.chunk_store
+        if not _OF_A_CALL.issuperset(update or ()):
+            copied._set_up()
+        return copied
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # What decides about access, or where things are kept, must not go on as it was.
+        if name in type(self).model_fields and name not in _OF_A_CALL:
+            self._set_up()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        # Locks and caches stay here; they are set up anew where the retriever arrives.
+        state = {**super().__getstate__(), "__pydantic_private__": None}
+        if self.chunk_store is self.state_store.chunk_store:
+            state["__dict__"] = {**state["__dict__"], "chunk_store": None}
+        return state
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        self.__pydantic_private__ = {"_latest": LatestProvenance()}
+        self.__dict__["chunk_store"] = self.__dict__["chunk_store"] or self.state_store.chunk_store
+        self._set_up()
+
+    def _set_up(self) -> None:
         store, chunks, config, clock = self.state_store, self.chunk_store, self.config, self.clock
         self._recall = Recall(
             store,
@@ -263,15 +341,19 @@ class RagWikiRetriever(BaseRetriever):
         self, query: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> RetrievalResult:
         """Answer a query, with the provenance of this very call."""
-        documents = self.invoke(query, config, **kwargs)
-        return RetrievalResult(documents, self._latest.read(self.user_id) or ProvenanceBlock())
+        config = ensure_config(config)
+        base, call = self._read_call(query, config, kwargs)
+        documents = super().invoke(query, config, **base, call=call)
+        return RetrievalResult(documents, call.provenance or ProvenanceBlock())
 
     async def ainvoke_with_provenance(
         self, query: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> RetrievalResult:
         """Answer a query without blocking the event loop, with the provenance of this very call."""
-        documents = await self.ainvoke(query, config, **kwargs)
-        return RetrievalResult(documents, self._latest.read(self.user_id) or ProvenanceBlock())
+        config = ensure_config(config)
+        base, call = self._read_call(query, config, kwargs)
+        documents = await super().ainvoke(query, config, **base, call=call)
+        return RetrievalResult(documents, call.provenance or ProvenanceBlock())
 
     @property
     def last_provenance(self) -> ProvenanceBlock | None:
@@ -280,9 +362,7 @@ class RagWikiRetriever(BaseRetriever):
 
     def for_user(self, user_id: str) -> RagWikiRetriever:
         """The same retriever for another user, with the same stores and caches."""
-        other = self.model_copy(update={"user_id": check_user_id(user_id)})
-        other._latest = LatestProvenance()
-        return other
+        return self.model_copy(update={"user_id": check_user_id(user_id)})
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
@@ -293,12 +373,13 @@ class RagWikiRetriever(BaseRetriever):
             cache = run(self._recall.search_copies(call))
             found = None if cache.answered else self._ask_global(call, run_manager)
         else:
-            searching = _pool().submit(contextvars.copy_context().run, run, self._recall.search_copies(call))
+            finish = _beside(self._recall.search_copies(call))
             try:
                 found = self._ask_global(call, run_manager)
             finally:
-                cache = searching.result()
+                cache = finish()
         documents, provenance = run(self._recall.conclude(call, found, cache, start))
+        call.provenance = provenance
         self._latest.publish(provenance)
         if run_manager.handlers:
             dispatch_custom_event(PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()})
@@ -321,6 +402,7 @@ class RagWikiRetriever(BaseRetriever):
                 raise
             cache = await searching
         documents, provenance = await arun(self._recall.conclude(call, found, cache, start))
+        call.provenance = provenance
         self._latest.publish(provenance)
         if run_manager.handlers:
             await adispatch_custom_event(
@@ -351,7 +433,7 @@ class RagWikiRetriever(BaseRetriever):
             k=_check_k(arguments.pop("k", None)) or self.k,
             config=config,
             arguments=_global_arguments(self.global_retriever, arguments),
-            now=self.clock(),
+            now=as_utc(self.clock()),
         )
         return base, call
 
@@ -474,7 +556,7 @@ class RagWikiRetriever(BaseRetriever):
     def decline_suggestion(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
         """Say no to a suggestion; the next one waits for twice as many fetches, and twice that after it.
 
-        A document that is saved already stays so.
+        Without a pending suggestion (it lapsed, or was answered before) nothing happens.
 
         Raises:
             UnknownDocumentError: The user never met the document.

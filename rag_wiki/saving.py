@@ -6,6 +6,7 @@ outside any lock or transaction; a removal that comes meanwhile stands.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from bisect import bisect_right
@@ -13,11 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_text_splitters import RecursiveCharacterTextSplitter
+from numpy.typing import NDArray
 
 from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
@@ -53,7 +56,7 @@ LoadedContent: TypeAlias = str | Document | None
 DocumentLoader: TypeAlias = Callable[[UserDocRecord], LoadedContent | Awaitable[LoadedContent]]
 """Gives the text of a document, or `None`; plain or async."""
 
-_HEADING = re.compile(r"^[ ]{0,3}#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t](.*)$", re.MULTILINE)
 _OF_ONE_CHUNK = {
     "doc_id",
     "doc_title",
@@ -141,10 +144,13 @@ class Saver:
         record = yield blocking(self._savable_record, order)
         content = yield from self._find_content(order, record)
         draft = yield blocking(self._draft, record, content)
-        vectors: list[Any] = []
+        vectors: list[NDArray[np.float32]] = []
         size = self._config.embedding_batch_size
         for at in range(0, len(draft.texts), size):
-            vectors += yield _embed(embeddings, list(draft.texts[at : at + size]))
+            batch = list(draft.texts[at : at + size])
+            answer = yield _embed(embeddings, batch)
+            # Batch by batch: a short answer and a long one would add up, and pair texts with others' vectors.
+            vectors.append(check_vectors(answer, len(batch), f"document {order.doc_id!r} of user {order.user_id!r}"))
         saved: UserDocRecord = yield blocking(self._write, order, draft, vectors, embeddings)
         return saved
 
@@ -276,9 +282,11 @@ class Saver:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def _write(self, order: SaveOrder, draft: _Draft, vectors: Sequence[Any], embeddings: Embeddings) -> UserDocRecord:
+    def _write(
+        self, order: SaveOrder, draft: _Draft, vectors: Sequence[NDArray[np.float32]], embeddings: Embeddings
+    ) -> UserDocRecord:
         what = f"document {order.doc_id!r} of user {order.user_id!r}"
-        matrix = check_vectors(vectors, len(draft.texts), what)
+        matrix = check_vectors([row for batch in vectors for row in batch], len(draft.texts), what)
         copy = ChunkCopy(
             copy_id=new_copy_id(),
             indices=draft.indices,
@@ -292,18 +300,47 @@ class Saver:
         try:
             self._chunks.save_copy(order.user_id, order.doc_id, copy)
             if self._chunks.documents is not None:
+                # What can fail about the readable copy (a full disk, a missing permission) fails before the move.
                 title = draft.record.doc_title or order.doc_id
                 readable = self._chunks.documents.prepare(order.user_id, order.doc_id, title, draft.content.text)
             saved, replaced = self._move(order, draft, copy)
-        except BaseException:
-            self._chunks.place.delete(order.user_id, order.doc_id, [copy.copy_id])
-            if readable is not None:
-                readable.abandon()
-            raise
+        except BaseException as error:
+            landed = self._landed(order, copy)
+            if not landed:
+                self._discard(order, copy, landed, readable)
+            if not landed or not isinstance(error, Exception):
+                raise
+            # The store did it and its answer was lost on the way.
+            saved, replaced = landed, None
         if readable is not None:
             readable.finish()
+            record = self._store.get(order.user_id, order.doc_id)
+            if record is None or record.copy_id != copy.copy_id:
+                self._chunks.settle(order.user_id, order.doc_id, record)
         self._chunks.retire(order.user_id, order.doc_id, replaced, keep=copy.copy_id)
         return saved
+
+    def _landed(self, order: SaveOrder, copy: ChunkCopy) -> UserDocRecord | Literal[False] | None:
+        """The record, if it names the copy after all; `False` if it does not; `None` if nobody can say."""
+        try:
+            record = self._store.get(order.user_id, order.doc_id)
+        except Exception:
+            return None
+        return record if record is not None and record.copy_id == copy.copy_id else False
+
+    def _discard(
+        self,
+        order: SaveOrder,
+        copy: ChunkCopy,
+        landed: UserDocRecord | Literal[False] | None,
+        readable: PendingFile | None,
+    ) -> None:
+        """Leave nothing of a save that failed. A copy that may be named after all waits for `retire` instead."""
+        if landed is False:
+            with contextlib.suppress(Exception):  # the reason why the save failed is what the caller must see
+                self._chunks.place.delete(order.user_id, order.doc_id, [copy.copy_id])
+        if readable is not None:
+            readable.abandon()
 
     def _move(self, order: SaveOrder, draft: _Draft, copy: ChunkCopy) -> tuple[UserDocRecord, str | None]:
         now = self._clock()
@@ -349,8 +386,8 @@ class Saver:
         return replace(change.records[0], full_content=draft.content.text), change.outcome
 
 
-def _embed(embeddings: Embeddings, texts: list[str]) -> Step[list[Any]]:
-    return Step(lambda: list(embeddings.embed_documents(texts)), lambda: embeddings.aembed_documents(texts))
+def _embed(embeddings: Embeddings, texts: list[str]) -> Step[list[list[float]]]:
+    return Step(lambda: embeddings.embed_documents(texts), lambda: embeddings.aembed_documents(texts))
 
 
 def _saved_as(record: UserDocRecord, order: SaveOrder, now: datetime) -> UserDocRecord:
@@ -419,7 +456,8 @@ def join_texts(texts: Sequence[str], *, shortest_overlap: int = 20, longest_over
 
 def split_sections(content: str, texts: Sequence[str]) -> tuple[str | None, ...]:
     """The Markdown heading that each chunk of a content stands under; `None` where there is none."""
-    headings = [(found.start(), found.group(1).strip()) for found in _HEADING.finditer(content)]
+    titles = ((found.start(), found.group(1).rstrip(" \t#").strip()) for found in _HEADING.finditer(content))
+    headings = [(start, title) for start, title in titles if title]
     starts = [start for start, _ in headings]
     sections: list[str | None] = []
     at = 0

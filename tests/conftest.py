@@ -110,7 +110,11 @@ def clear_postgres(url: str) -> None:
     engine.dispose()
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["memory", "sqlite-file", "postgres", "valkey"])
 def state_store(request: pytest.FixtureRequest, make_store: Callable[[str], StateStore]) -> StateStore:
-    """An empty state store of each kind."""
+    """An empty state store of each engine.
+
+    What is built on the stores' contract is tested on each engine once; the contract itself, in
+    tests/storage, on every kind.
+    """
     return make_store(request.param)

@@ -14,7 +14,15 @@ from rag_wiki.lifecycle.fetch_counter import Step, known
 from rag_wiki.lifecycle.state_machine import StateMachine, describe, move
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
-from rag_wiki.storage.records import SAVED_STATES, DocumentState, UserChange, UserDocRecord, UserView
+from rag_wiki.storage.records import (
+    SAVED_STATES,
+    DocumentState,
+    UserChange,
+    UserDocRecord,
+    UserView,
+    check_doc_id,
+    check_user_id,
+)
 
 __all__ = [
     "DecayConfig",
@@ -218,6 +226,7 @@ class DecayEngine:
         for before, after in pairs:
             if not after.saved:
                 self._chunk_store.drop(user_id, after.doc_id, before.copy_id)
+                self._settle(user_id, after.doc_id)
         return [_result(before, after) for before, after in pairs]
 
     def _hit_rates(self, user_id: str, page: list[UserDocRecord]) -> dict[str, float]:
@@ -270,9 +279,14 @@ class DecayEngine:
         Raises:
             UnknownDocumentError: The user never met the document.
         """
-        removed = self._act(user_id, doc_id, now, remove)
+        # Named before the change: a copy that is saved after the removal is not ours to delete.
+        gone = self._chunk_store.place.copies(check_user_id(user_id), check_doc_id(doc_id))
+        before, removed = self._act_on(user_id, doc_id, now, remove)
+        if before.copy_id is not None:
+            gone.append(before.copy_id)
         # Also when it was removed before: an earlier try may have failed here.
-        self._chunk_store.delete(user_id, doc_id)
+        self._chunk_store.place.delete(user_id, doc_id, set(gone))
+        self._settle(user_id, doc_id)
         return removed
 
     def _vote(self, user_id: str, doc_id: str, signal: float, now: datetime | None) -> UserDocRecord:
@@ -287,14 +301,36 @@ class DecayEngine:
         now: datetime | None,
         rule: Callable[[UserDocRecord, datetime], Step],
     ) -> UserDocRecord:
+        return self._act_on(user_id, doc_id, now, rule)[1]
+
+    def _settle(self, user_id: str, doc_id: str) -> None:
+        if self._chunk_store.documents is not None:
+            self._chunk_store.settle(user_id, doc_id, self._store.get(user_id, doc_id))
+
+    def _act_on(
+        self,
+        user_id: str,
+        doc_id: str,
+        now: datetime | None,
+        rule: Callable[[UserDocRecord, datetime], Step],
+    ) -> tuple[UserDocRecord, UserDocRecord]:
+        """Apply a rule to a record; the record before and after."""
         moment = as_utc(now or self._clock())
 
         def decide(view: UserView) -> UserChange:
-            step = rule(known(view, doc_id), moment)
+            before = known(view, doc_id)
+            step = rule(before, moment)
             gone = [doc_id] if step.record.user_state is DocumentState.DEMOTED else []
-            return UserChange(records=[step.record], events=step.events, contents=dict.fromkeys(gone), clear_texts=gone)
+            return UserChange(
+                records=[step.record],
+                events=step.events,
+                contents=dict.fromkeys(gone),
+                clear_texts=gone,
+                outcome=before,
+            )
 
-        return self._store.change(user_id, [doc_id], decide).records[0]
+        change = self._store.change(user_id, [doc_id], decide)
+        return change.outcome, change.records[0]
 
 
 def _result(before: UserDocRecord, after: UserDocRecord) -> DecayResult:

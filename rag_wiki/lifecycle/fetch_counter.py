@@ -11,7 +11,6 @@ from rag_wiki.errors import InvalidDocumentError, InvalidTransitionError, Unknow
 from rag_wiki.lifecycle.state_machine import StateMachine, describe, move
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.records import (
-    COUNTING_STATES,
     DocumentEvent,
     DocumentState,
     UserChange,
@@ -117,14 +116,14 @@ def lapse(record: UserDocRecord, fetch_threshold: int, now: datetime) -> Step:
 def decline(record: UserDocRecord, fetch_threshold: int, now: datetime) -> Step:
     """The user does not want it saved: the next suggestion waits, twice as long after each decline.
 
-    A document that is saved already stays so: its suggestion was answered, perhaps on another screen.
+    Where no suggestion is pending nothing happens: it lapsed, or was answered, perhaps on another screen.
 
     Raises:
         InvalidTransitionError: The document was let go.
     """
-    if record.saved:
+    if record.saved or record.user_state is DocumentState.SURFACED:
         return Step(record)
-    if record.user_state not in COUNTING_STATES:
+    if record.user_state is not DocumentState.SUGGESTED:
         msg = (
             f"document {record.doc_id!r} of user {record.user_id!r} is {record.user_state}: there is no suggestion "
             "to decline. It can be suggested again after it was fetched again."
@@ -242,7 +241,7 @@ class FetchCounter:
         return replace(saved, full_content=full_content)
 
     def decline_suggestion(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
-        """Note that the user does not want it saved; a document that is saved already stays so.
+        """Note that the user does not want it saved; without a pending suggestion nothing happens.
 
         Raises:
             UnknownDocumentError: The user never met the document.

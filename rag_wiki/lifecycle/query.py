@@ -47,8 +47,8 @@ class QueryFindings:
     """Saved documents whose copy answered: document id → (copy id, chunk indices)."""
     matched: Collection[str] = frozenset()
     """Saved documents with a chunk at or above the threshold, whether or not there was room for them."""
-    stale: Mapping[str, str] = field(default_factory=dict)
-    """Saved documents whose source was seen to differ: document id → what was seen."""
+    stale: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Saved documents whose source was seen to differ: document id → (copy id, what was seen)."""
     searched: Collection[str] | None = None
     """Saved documents that a semantic search compared; `None` when none ran."""
     asked: bool = True
@@ -96,7 +96,11 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         events=[event for step in steps for event in step.events],
         texts=texts,
         clear_texts=[*clear, *gone],
-        chunk_hits={doc_id: hits for doc_id, hits in found.answered.items() if doc_id in after and hits[1]},
+        chunk_hits={
+            doc_id: hits
+            for doc_id, hits in found.answered.items()
+            if hits[1] and doc_id in after and _is_of(after[doc_id], found.answered)
+        },
         hit_at=now,
         queries=1 if found.asked else 0,
         searches=0 if found.searched is None else 1,
@@ -106,6 +110,11 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
             [(doc_id, view.records[doc_id].copy_id) for doc_id in gone],
         ),
     )
+
+
+def _is_of(record: UserDocRecord, found: Mapping[str, tuple[str, object]]) -> bool:
+    """Whether a finding is about the copy that the record names now: it may have been replaced meanwhile."""
+    return record.doc_id in found and found[record.doc_id][0] == (record.copy_id or "")
 
 
 def _let_go(view: UserView, record: UserDocRecord) -> bool:
@@ -145,10 +154,10 @@ def _account_for_saved(
     doc_id = record.doc_id
     events = []
     after = record
-    if doc_id in found.stale and record.stale_since is None:
+    if _is_of(record, found.stale) and record.stale_since is None:
         after = replace(after, stale_since=now)
-        events.append(describe(record, after, "stale", found.stale[doc_id], now))
-    if doc_id in found.answered or (fetched is not None and fetched.in_place_of_copy):
+        events.append(describe(record, after, "stale", found.stale[doc_id][1], now))
+    if _is_of(record, found.answered) or (fetched is not None and fetched.in_place_of_copy):
         after = replace(after, fetch_count=after.fetch_count + 1, last_fetched_at=now, queries_missed=0)
     if doc_id in found.matched or (fetched is not None and fetched.in_place_of_copy):
         return Step(replace(after, cache_miss_streak=0), tuple(events))

@@ -21,7 +21,7 @@ from rag_wiki.errors import CorruptDataError
 from rag_wiki.search.keyword import KeywordIndex
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, unit_rows
-from rag_wiki.storage.records import SAVED_STATES, DocumentState, UserDocRecord
+from rag_wiki.storage.records import SAVED_STATES, UserDocRecord
 
 __all__ = ["ChunkHit", "DocumentHits", "IndexCache", "IndexedDocument", "UserIndex", "shared_cache"]
 
@@ -106,7 +106,7 @@ class UserIndex:
         """The documents with rows in the order of their rows, where each begins, and which are pinned."""
         documents = [document for document in self.documents.values() if document.stop > document.start]
         starts = np.fromiter((document.start for document in documents), dtype=np.intp, count=len(documents))
-        pinned = [at for at, item in enumerate(documents) if item.record.user_state is DocumentState.PINNED]
+        pinned = [at for at, item in enumerate(documents) if item.record.pinned]
         return documents, starts, pinned
 
     @cached_property
@@ -126,6 +126,14 @@ class UserIndex:
     def searched_ids(self) -> frozenset[str]:
         """Their ids."""
         return frozenset(document.record.doc_id for document in self.searched())
+
+    def pinned(self) -> list[DocumentHits]:
+        """The pinned documents, each with its first chunk: what is in every answer when nothing is compared."""
+        return [
+            DocumentHits(document, (ChunkHit(0, document.copy.indices[0], 0.0),), above_threshold=False)
+            for document in self.documents.values()
+            if document.record.pinned and document.problem is None and document.copy and document.copy.indices
+        ]
 
     def search(self, query: Matrix, threshold: float, top_k: int) -> list[DocumentHits]:
         """The best `top_k` chunks at or above the threshold of each document, by cosine to a unit vector (dim,).
@@ -174,18 +182,18 @@ class IndexCache:
         self.max_bytes = 0
         self._lock = threading.Lock()
         self._building = [threading.Lock() for _ in range(64)]
-        self._indexes: OrderedDict[tuple[str, str], UserIndex] = OrderedDict()
+        self._indexes: OrderedDict[tuple[str, str, int], UserIndex] = OrderedDict()
         self._texts: OrderedDict[tuple[str, str, str], tuple[str, ...]] = OrderedDict()
         self._text_bytes = 0
 
     def get(
-        self, store: StateStore, chunks: ChunkStore, user_id: str, revision: int, embedding: str | None
+        self, store: StateStore, chunks: ChunkStore, user_id: str, revision: int, embedding: str | None, width: int
     ) -> UserIndex:
         """The user's index at a revision (or a newer one), built of what the stores hold when need be.
 
-        `embedding` is the fingerprint of the model in use; `None` asks for the keyword index instead.
+        `embedding` and `width` are the fingerprint of the model in use; `None` asks for the keyword index instead.
         """
-        key = (user_id, embedding or "")
+        key = (user_id, embedding or "", width)
         with self._lock:
             cached = self._indexes.get(key)
             if cached is not None and cached.revision == revision:
@@ -195,7 +203,7 @@ class IndexCache:
             with self._lock:
                 cached = self._indexes.get(key)
             if cached is None or cached.revision != revision:
-                cached = _build(store, chunks, user_id, revision, embedding, cached)
+                cached = _build(store, chunks, user_id, revision, embedding, width, cached)
                 self._keep(key, cached)
         return cached
 
@@ -236,7 +244,7 @@ class IndexCache:
         with self._lock:
             return sum(index.nbytes for key, index in self._indexes.items() if user_id in (None, key[0]))
 
-    def _keep(self, key: tuple[str, str], index: UserIndex) -> None:
+    def _keep(self, key: tuple[str, str, int], index: UserIndex) -> None:
         with self._lock:
             self._indexes[key] = index
             self._indexes.move_to_end(key)
@@ -271,6 +279,7 @@ def _build(
     user_id: str,
     revision: int,
     embedding: str | None,
+    width: int,
     before: UserIndex | None,
 ) -> UserIndex:
     records = store.list_by_state(user_id, SAVED_STATES, content=False)
@@ -285,12 +294,12 @@ def _build(
             kept[record.doc_id] = IndexedDocument(record, old.copy, old.problem, old.start)
         else:
             new.append(record)
-    loaded = _load(chunks, user_id, new, embedding)
-    return _assemble(revision, embedding, before, kept, loaded)
+    loaded = _load(chunks, user_id, new, embedding, width)
+    return _assemble(revision, embedding, width, before, kept, loaded)
 
 
 def _load(
-    chunks: ChunkStore, user_id: str, records: Sequence[UserDocRecord], embedding: str
+    chunks: ChunkStore, user_id: str, records: Sequence[UserDocRecord], embedding: str, width: int
 ) -> list[tuple[IndexedDocument, Matrix | None]]:
     by_id = {record.doc_id: record for record in records}
     wanted = [(record.doc_id, record.copy_id) for record in records if record.copy_id is not None]
@@ -304,7 +313,7 @@ def _load(
             loaded.append((IndexedDocument(record, None, problem), None))
             continue
         light = ChunkCopy(copy.copy_id, copy.indices, None, None, copy.sections, copy.embedding, copy.metadata)
-        if copy.embedding != embedding or copy.vectors is None:
+        if copy.vectors is None or (copy.embedding, copy.vectors.shape[1]) != (embedding, width):
             loaded.append((IndexedDocument(record, light, "other embedding model"), None))
         else:
             loaded.append((IndexedDocument(record, light), unit_rows(copy.vectors)))
@@ -314,22 +323,19 @@ def _load(
 def _assemble(
     revision: int,
     embedding: str,
+    width: int,
     before: UserIndex | None,
     kept: dict[str, IndexedDocument],
     loaded: Sequence[tuple[IndexedDocument, Matrix | None]],
 ) -> UserIndex:
     """Put rows together: appended where nothing went, copied where something did."""
-    width = _common_width(before, kept, loaded)
     documents = {doc_id: document for doc_id, document in kept.items() if document.stop == document.start}
     old_rows = sorted((item for item in kept.values() if item.stop > item.start), key=lambda item: item.start)
-    fitting = [(document, rows) for document, rows in loaded if rows is not None and rows.shape[1] == width]
-    for document, rows in loaded:
-        if rows is None or rows.shape[1] != width:
-            problem = document.problem or "other embedding model"
-            documents[document.record.doc_id] = IndexedDocument(document.record, document.copy, problem)
+    fitting = [(document, rows) for document, rows in loaded if rows is not None]
+    documents |= {document.record.doc_id: document for document, rows in loaded if rows is None}
     size = sum(item.stop - item.start for item in old_rows)
     total = size + sum(rows.shape[0] for _, rows in fitting)
-    whole = before is not None and size == before.size and before.width == width
+    whole = before is not None and size == before.size
     if before is not None and whole and before.buffer.used == size and total <= before.buffer.rows.shape[0]:
         buffer = before.buffer
     else:
@@ -352,23 +358,6 @@ def _assemble(
         at += rows.shape[0]
     buffer.used = at
     return UserIndex(revision, embedding, documents, width, buffer, at)
-
-
-def _common_width(
-    before: UserIndex | None,
-    kept: dict[str, IndexedDocument],
-    loaded: Sequence[tuple[IndexedDocument, Matrix | None]],
-) -> int:
-    """The width of the rows. A model that changed its width under one name is a model of its own: the newest counts."""
-    newest: tuple[str, int] = ("", 0)
-    for document, rows in loaded:
-        if rows is not None:
-            newest = max(newest, (document.record.copy_id or "", rows.shape[1]))
-    if before is not None and before.size:
-        for document in kept.values():
-            if document.stop > document.start:
-                newest = max(newest, (document.record.copy_id or "", before.width))
-    return newest[1]
 
 
 def _build_keywords(chunks: ChunkStore, user_id: str, revision: int, records: Sequence[UserDocRecord]) -> UserIndex:

@@ -227,10 +227,15 @@ class StateStore(ABC):
         now = as_utc(now)
         while True:
             last = self._read_job(name)
-            if last is not None and now - decode_moment(last, f"time of job {name!r}") < interval:
+            # A moment in the future is a clock that was wrong once; it must not hold the job back for years.
+            if last is not None and -interval <= now - decode_moment(last, f"time of job {name!r}") < interval:
                 return False
             if self._swap_job(name, last, now.isoformat()):
                 return True
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        # Two stores of one user's memory would be two memories: a copy of what holds a store shares it.
+        return self
 
     # -- lifetime --------------------------------------------------------------------------------
 

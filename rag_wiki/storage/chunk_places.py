@@ -211,7 +211,7 @@ class DiskPlace(ChunkPlace):
         found = []
         for path in folder.glob(f"{_digest(doc_id)}.*.{kind}") if folder.is_dir() else ():
             copy_id = path.name.split(".")[1]
-            if path == self._path(user_id, doc_id, copy_id).with_suffix(f".{kind}"):
+            if copy_id.isalnum() and path.name.count(".") == 2:
                 found.append((copy_id, path))
         return found
 
@@ -226,7 +226,7 @@ class PendingFile:
 
     def finish(self) -> None:
         """Put it in its place."""
-        self.temporary.replace(self.path)
+        put_in_place(self.temporary, self.path)
         for old in self.replaces:
             old.unlink(missing_ok=True)
 
@@ -298,7 +298,16 @@ def user_folder(root: Path, user_id: str) -> Path:
 
 def write_aside(path: Path, content: bytes) -> None:
     """Write a file beside its place and rename it there: all of it, or nothing."""
-    write_temporary(path.parent, content).replace(path)
+    put_in_place(write_temporary(path.parent, content), path)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a file that was written aside; nothing is left of it when that fails."""
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 _PASSING = ".writing-"

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from rag_wiki.clock import as_utc, utc_now
 from rag_wiki.errors import CorruptDataError, InvalidDocumentError
 from rag_wiki.storage.codec import dump_json, load_json
-from rag_wiki.storage.records import check_doc_id, check_user_id
+from rag_wiki.storage.records import UserDocRecord, check_doc_id, check_user_id
 
 __all__ = ["ChunkCopy", "ChunkHits", "ChunkPlace", "ChunkStore", "StoredCopy", "count_chunks", "new_copy_id"]
 
@@ -238,6 +238,10 @@ class ChunkStore:
         self.documents = None if wiki_save_dir is None else DocumentFolder(wiki_save_dir)
         self._merging = threading.Lock()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> ChunkStore:
+        # As a state store does: whoever is copied goes on with the same chunks.
+        return self
+
     # -- whole copies: what saving and the index use ---------------------------------------------
 
     def save_copy(self, user_id: str, doc_id: str, copy: ChunkCopy) -> None:
@@ -281,13 +285,23 @@ class ChunkStore:
             self.place.delete(user_id, doc_id, removable)
 
     def drop(self, user_id: str, doc_id: str, copy_id: str | None) -> None:
-        """Remove the copy of a document that was let go, and its readable copy; all copies when none is named."""
+        """Remove the copy of a document that was let go; all copies when none is named."""
         if copy_id is None:
             self.delete(user_id, doc_id)
             return
         self.retire(user_id, doc_id, copy_id, keep=None)
-        if self.documents is not None:
+
+    def settle(self, user_id: str, doc_id: str, record: UserDocRecord | None) -> None:
+        """Bring the readable copy in line with the record as it is now; called after a change, by whoever made it.
+
+        Saves and removals may overlap. Whoever comes last sees the last record, and leaves the file that fits it.
+        """
+        if self.documents is None:
+            return
+        if record is None or not record.saved or record.full_content is None:
             self.documents.delete(user_id, doc_id)
+        else:
+            self.documents.prepare(user_id, doc_id, record.doc_title or doc_id, record.full_content).finish()
 
     def hit_rates(self, user_id: str, wanted: Mapping[str, tuple[str, int]]) -> dict[str, float]:
         """The fraction of chunks that ever answered, by document id, for document id → (copy id, chunks)."""

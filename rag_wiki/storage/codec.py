@@ -51,6 +51,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_MOST_FLOORS = 32
+_LONGEST_NUMBER_BITS = 4096
 LONGEST_KEY = 200
 """Longer encoded ids become a hash: databases limit the length of what they index."""
 
@@ -119,21 +121,32 @@ def dump_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
-def plain(value: Any) -> Any:
-    """A value of any type in JSON types: what JSON has no type for becomes text."""
-    if value is None or isinstance(value, (str, bool, int)):
+def plain(value: Any, floors: int = _MOST_FLOORS) -> Any:
+    """A value of any type in JSON types: what JSON has no type for, and what nests too deep, becomes text."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (str, bool)):
         return value
+    if isinstance(value, int):
+        # Python refuses to write out the decimal digits of numbers that are longer than that.
+        return value if value.bit_length() <= _LONGEST_NUMBER_BITS else hex(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
     if isinstance(value, (datetime, date)):
         return value.isoformat()
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    return str(value)
+    if floors > 0 and isinstance(value, Mapping):
+        return {_as_text(name): plain(item, floors - 1) for name, item in value.items()}
+    if floors > 0 and isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item, floors - 1) for item in value]
+    return _as_text(value)
+
+
+def _as_text(value: object) -> str:
+    nested = isinstance(value, (Mapping, list, tuple, set, frozenset))
+    try:
+        return f"({type(value).__name__})" if nested else str(value)
+    except Exception:  # what str() raises is up to the value's class
+        return f"({type(value).__name__})"
 
 
 def load_json(payload: str | bytes, what: str) -> dict[str, Any]:

@@ -161,6 +161,11 @@ class UserDocRecord:
         return self.user_state in SAVED_STATES
 
     @property
+    def pinned(self) -> bool:
+        """Whether the document is part of every answer."""
+        return self.user_state is DocumentState.PINNED
+
+    @property
     def counting(self) -> bool:
         """Whether there is a count or a suggestion that absence would reset."""
         return self.user_state in COUNTING_STATES and (self.fetch_count > 0 or self.suggestion_sent)

@@ -221,9 +221,13 @@ def _stored_document(key: str, value: bytes | str, content: bytes | str | None =
 
 
 def _run(script: Any, keys: Sequence[str], arguments: Sequence[str | bytes | int]) -> Any:
-    """Run a script; what a server or client can't do with it is told in our words."""
+    return _ask(script, keys=keys, args=arguments)
+
+
+def _ask(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call the client; what the server can't do, or a decoding client can't decode, is told in our words."""
     try:
-        return script(keys=keys, args=arguments)
+        return call(*arguments, **options)
     except redis.ResponseError as error:
         if "unknown command" not in str(error).lower():
             raise
@@ -299,7 +303,7 @@ class RedisStateStore(StateStore):
         return user, version, documents
 
     def _read_user(self, user_key: str) -> StoredUser:
-        return _stored_user(self._client.hmget(self._keys(user_key).user, _USER_FIELDS))[0]
+        return _stored_user(_ask(self._client.hmget, self._keys(user_key).user, _USER_FIELDS))[0]
 
     def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
         user, _, documents = self._read_many(user_key, [doc_key], content=True)
@@ -316,7 +320,7 @@ class RedisStateStore(StateStore):
     ) -> tuple[StoredUser, list[StoredDocument]]:
         keys = self._keys(user_key)
         only_saved = states is not None and set(states) <= _SAVED
-        named = self._client.smembers(keys.saved) if only_saved else self._client.hkeys(keys.docs)
+        named = _ask(self._client.smembers, keys.saved) if only_saved else _ask(self._client.hkeys, keys.docs)
         wanted = sorted(key for key in map(_text, named) if after is None or key > after)
         user, found = self._read_user(user_key), list[StoredDocument]()
         for batch in _batches(wanted):
@@ -403,15 +407,16 @@ class RedisStateStore(StateStore):
             commands.add("DEL", name)
 
     def _read_events(self, user_key: str, doc_key: str) -> Sequence[str]:
-        return [_text(payload) for payload in self._client.lrange(self._keys(user_key).events(doc_key), 0, -1)]
+        payloads = _ask(self._client.lrange, self._keys(user_key).events(doc_key), 0, -1)
+        return [_text(payload) for payload in payloads]
 
     def _read_texts(self, user_key: str, doc_key: str) -> Sequence[str]:
-        payloads = map(_text, self._client.lrange(self._keys(user_key).texts(doc_key), 0, -1))
+        payloads = map(_text, _ask(self._client.lrange, self._keys(user_key).texts(doc_key), 0, -1))
         # The last writing of a digest counts, at the place of its first.
         return list({load_json(payload, "retrieved text").get("digest"): payload for payload in payloads}.values())
 
     def _active_users(self) -> Iterable[str]:
-        named = self._client.hgetall(f"{self._prefix}:users")
+        named = _ask(self._client.hgetall, f"{self._prefix}:users")
         for batch in _batches(named.items()):
             pipeline = self._client.pipeline(transaction=False)
             for user_key, _ in batch:
@@ -439,7 +444,7 @@ class RedisStateStore(StateStore):
                 return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
 
     def _read_job(self, name: str) -> str | None:
-        return _optional_text(self._client.hget(f"{self._prefix}:jobs", storage_key(name)))
+        return _optional_text(_ask(self._client.hget, f"{self._prefix}:jobs", storage_key(name)))
 
     def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
         return bool(int(_run(self._swap, [f"{self._prefix}:jobs"], [storage_key(name), expected or "", moment])))
@@ -471,9 +476,15 @@ class RedisPlace(ChunkPlace):
     def write(self, user_id: str, doc_id: str, copy: StoredCopy) -> None:
         """Keep a copy."""
         keys, doc_key = self._keys(user_id), storage_key(doc_id)
-        parts = {"header": copy.header, "texts": copy.texts or "[]", "vectors": copy.vectors or b""}
-        named = chain.from_iterable((f"{copy.copy_id}:{part}", value) for part, value in parts.items())
-        _run(self._write, [keys.chunked, keys.chunks(doc_key)], [doc_key, *named])
+        parts: dict[str, str | bytes] = {
+            "header": copy.header,
+            "texts": copy.texts or "[]",
+            "vectors": copy.vectors or b"",
+        }
+        arguments: list[str | bytes] = [doc_key]
+        for part, value in parts.items():
+            arguments += [f"{copy.copy_id}:{part}", value]
+        _run(self._write, [keys.chunked, keys.chunks(doc_key)], arguments)
 
     def copies(self, user_id: str, doc_id: str) -> list[str]:
         """The ids of the document's copies."""
@@ -538,7 +549,7 @@ class RedisPlace(ChunkPlace):
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""
-        values = self._client.hgetall(self._keys(user_id).hits(storage_key(doc_id), copy_id))
+        values = _ask(self._client.hgetall, self._keys(user_id).hits(storage_key(doc_id), copy_id))
         found = {_text(name): _text(value) for name, value in values.items()}
         return {
             int(name): ChunkHits(int(value), decode_moment(found[f"{name}@"], "time of a hit"))

@@ -19,7 +19,13 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from rag_wiki.clock import as_utc
-from rag_wiki.errors import ConfigurationError, CorruptDataError, MissingExtraError, SchemaVersionError
+from rag_wiki.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    MissingExtraError,
+    SchemaVersionError,
+    StorageError,
+)
 from rag_wiki.storage.base import ForgottenUser, StateStore
 from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, read_or_raise
 from rag_wiki.storage.codec import (
@@ -195,6 +201,17 @@ class SQLDatabase:
             connection.execute(self.insert(users_table).on_conflict_do_nothing(), [new])
         return _stored_user(row)
 
+    def pickled_url(self) -> str:
+        """The URL to open this database by elsewhere.
+
+        Raises:
+            StorageError: An engine was handed in, or the database lives in this process.
+        """
+        if self._given is not None or getattr(self, "in_memory", False):
+            msg = f"{self!r} can't be pickled: give the store the URL of a database that other processes can open"
+            raise StorageError(msg)
+        return self._url.render_as_string(hide_password=False)
+
     # -- what does not ---------------------------------------------------------------------------
 
     @property
@@ -207,7 +224,13 @@ class SQLDatabase:
                         # After a fork the parent's connections are not ours: leave them open for the parent.
                         self._engine.dispose(close=False)
                     engine = self._given or self.create_engine()
-                    self.set_up(engine)
+                    try:
+                        self.set_up(engine)
+                    except BaseException:
+                        # The next use makes another one.
+                        if engine is not self._given:
+                            engine.dispose()
+                        raise
                     self._engine, self._process = engine, os.getpid()
         return self._engine
 
@@ -329,6 +352,10 @@ class SQLStateStore(StateStore):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._database!r})"
+
+    def __reduce__(self) -> tuple[type[SQLStateStore], tuple[str]]:
+        # Another process opens the database anew; connections and locks stay here.
+        return type(self), (self._database.pickled_url(),)
 
     @property
     def chunk_store(self) -> ChunkStore:

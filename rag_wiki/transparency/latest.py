@@ -12,6 +12,7 @@ import asyncio
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 
 from rag_wiki.transparency.provenance import ProvenanceBlock
 
@@ -19,6 +20,9 @@ __all__ = ["LatestProvenance"]
 
 _MOST_RETRIEVERS = 8
 """Retrievers that one context remembers; a context may outlive them."""
+_DEEPEST = 8
+"""Threads and tasks in a row that tell where they came from; a chain of successors has no end."""
+_tokens = count()
 
 
 @dataclass
@@ -26,6 +30,7 @@ class _Cell:
     owner: object
     provenance: ProvenanceBlock
     parent: _Cell | None
+    depth: int
 
 
 _cells: ContextVar[tuple[tuple[int, _Cell], ...]] = ContextVar("rag_wiki_provenance_cells", default=())
@@ -35,8 +40,14 @@ class LatestProvenance:
     """The newest provenance of one retriever, as each thread and task sees it."""
 
     def __init__(self) -> None:
+        # Not id(self): the next object may get the address of a dead one, and contexts outlive both.
+        self._token = next(_tokens)
         self._newest: ProvenanceBlock | None = None
         self._of_thread = threading.local()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LatestProvenance:
+        # A copy of a retriever has made no call yet.
+        return LatestProvenance()
 
     def publish(self, provenance: ProvenanceBlock) -> None:
         """Note the provenance of a call that this thread or task made."""
@@ -47,8 +58,9 @@ class LatestProvenance:
             ancestor.provenance = provenance
             ancestor = ancestor.parent
         if inherited is None or inherited.owner != owner:
-            others = tuple(item for item in _cells.get() if item[0] != id(self))
-            own = (id(self), _Cell(owner, provenance, inherited))
+            others = tuple(item for item in _cells.get() if item[0] != self._token)
+            parent = inherited if inherited is not None and inherited.depth < _DEEPEST else None
+            own = (self._token, _Cell(owner, provenance, parent, 0 if parent is None else parent.depth + 1))
             _cells.set((*others, own)[-_MOST_RETRIEVERS:])
 
     def read(self, user_id: str | None) -> ProvenanceBlock | None:
@@ -67,7 +79,7 @@ class LatestProvenance:
         return newest if newest is not None and newest.user_id == user_id else None
 
     def _cell(self) -> _Cell | None:
-        return dict(_cells.get()).get(id(self))
+        return dict(_cells.get()).get(self._token)
 
 
 def _current_owner() -> object:

@@ -208,7 +208,7 @@ def test_a_pin_by_the_user_has_no_streak() -> None:
 
 def test_a_copy_seen_to_differ_becomes_stale_once() -> None:
     """The first sight of a change is noted with its reason and time; the second changes neither."""
-    found = QueryFindings(fetched=fetched("pods", in_place=True), stale={"pods": "the text changed"})
+    found = QueryFindings(fetched=fetched("pods", in_place=True), stale={"pods": ("copy-of-pods", "the text changed")})
     change = account(saved(), found=found)
     assert only(change).stale_since == START
     assert [(event.what, event.why) for event in change.events] == [("stale", "the text changed")]
@@ -240,7 +240,8 @@ def test_a_whole_copy_keeps_no_retrieved_texts() -> None:
     """A saved, current copy of a given content needs no retrieved texts; a stale one starts to collect them anew."""
     shown = fetched("pods", texts={"pods": ("fresh",)}, in_place=True)
     assert list(account(saved(), found=QueryFindings(fetched=shown)).texts) == []
-    change = account(saved(retrieved=("old",)), found=QueryFindings(fetched=shown, stale={"pods": "changed"}))
+    seen = {"pods": ("copy-of-pods", "changed")}
+    change = account(saved(retrieved=("old",)), found=QueryFindings(fetched=shown, stale=seen))
     assert only(change).retrieved == ("fresh",)
     assert [text.text for text in change.texts] == ["fresh"]
     assert list(change.clear_texts) == ["pods"]
