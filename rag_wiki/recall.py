@@ -148,7 +148,7 @@ class Recall:
         self.saver = saver
         self.cache = shared_cache(chunks, config.index_max_bytes)
         self._rules = QueryRules(config.fetch_threshold, config.reset_threshold, config.decay.max_cache_miss_streak)
-        self._embedding_model = embedding_model
+        self._found = FoundEmbeddings(embedding_model)
         self._global_retriever = global_retriever
         self._on_suggestion = on_suggestion
         self._access_check = access_check
@@ -162,10 +162,10 @@ class Recall:
 
     @property
     def embeddings(self) -> FoundEmbeddings:
-        """The model given, else the one found in the wrapped retriever, looked up anew: it may get one later."""
-        if self._embedding_model is not None:
-            return FoundEmbeddings(self._embedding_model)
-        return find_embeddings(self._global_retriever)
+        """The model given, else the one found in the wrapped retriever; looked for until there is one."""
+        if self._found.model is None:
+            self._found = find_embeddings(self._global_retriever)
+        return self._found
 
     def model_name(self, model: Embeddings) -> str:
         """The fingerprint of a model."""

@@ -84,7 +84,8 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         kept, fresh = _keep_texts(record, step.record, found, doc_id)
         if record is not None and step.record.stale_since is not None and record.stale_since is None:
             clear.append(doc_id)
-        step = replace(step, record=kept)
+        if kept is not step.record:
+            step = replace(step, record=kept)
         texts += fresh
         steps.append(step)
         after[doc_id] = kept
@@ -132,8 +133,9 @@ def _account_for_document(
     fetched = found.fetched.get(doc_id)
     if record is None or not record.saved:
         if fetched is not None:
-            named = record or StateMachine.make_surfaced(view.user_id, doc_id, "", "")
-            named = replace(named, doc_title=fetched.doc_title, doc_path=fetched.doc_path)
+            named = record or StateMachine.make_surfaced(view.user_id, doc_id, fetched.doc_title, fetched.doc_path)
+            if (named.doc_title, named.doc_path) != (fetched.doc_title, fetched.doc_path):
+                named = replace(named, doc_title=fetched.doc_title, doc_path=fetched.doc_path)
             return count_fetch(
                 named, fetch_threshold=rules.fetch_threshold, reset_threshold=rules.reset_threshold, now=now
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
@@ -148,11 +148,13 @@ class UserDocRecord:
     def __post_init__(self) -> None:
         check_user_id(self.user_id)
         check_doc_id(self.doc_id)
-        self.user_state = DocumentState(self.user_state)
-        self.retrieved = tuple(self.retrieved)
+        if type(self.user_state) is not DocumentState:
+            self.user_state = DocumentState(self.user_state)
+        if type(self.retrieved) is not tuple:
+            self.retrieved = tuple(self.retrieved)
         for name in TIME_FIELDS:
             moment = getattr(self, name)
-            if moment is not None:
+            if moment is not None and moment.tzinfo is not timezone.utc:
                 setattr(self, name, as_utc(moment))
 
     @property

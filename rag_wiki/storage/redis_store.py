@@ -21,8 +21,11 @@ Two keys belong to no user: `rag_wiki:users` (hash: who ever saved something) an
 from __future__ import annotations
 
 import inspect
+import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any
@@ -53,6 +56,8 @@ __all__ = ["RedisPlace", "RedisStateStore"]
 _USER_FIELDS = ("user_id", "queries", "searches", "revision", "saved", "version")
 _SAVED = frozenset(state.value for state in SAVED_STATES)
 _BATCH = 500
+_MOST_USERS, _MOST_DOCUMENTS = 128, 128
+"""Users, and documents of each, whose last form is remembered."""
 
 _READ = """
 local user = redis.call('HMGET', KEYS[1], 'user_id', 'queries', 'searches', 'revision', 'saved', 'version')
@@ -122,7 +127,11 @@ _COMMIT = (
 local version = redis.call('HGET', KEYS[1], 'version') or ''
 if version ~= '' and version == ARGV[2] then return 1 end
 if version ~= ARGV[1] then return 0 end
-local at = 3
+local absent = tonumber(ARGV[3])
+for i = 4, 3 + absent do
+  if redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1 then return 0 end
+end
+local at = 4 + absent
 while at <= #ARGV do
   local size = tonumber(ARGV[at])
   local name, key = ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
@@ -139,7 +148,8 @@ return 1
 )
 """Carry out commands if the user's version still is ARGV[1]; it becomes ARGV[2] then.
 
-Each command is a count, its name, the number of its key in KEYS, and its arguments; HIT is the function above.
+ARGV[3] documents follow that must not be in the hash KEYS[2], or nothing happens either. Then the commands:
+each is a count, its name, the number of its key in KEYS, and its arguments; HIT is the function above.
 A client sends a script again when the answer to it got lost: the version then is ARGV[2] already, and all is done.
 """
 
@@ -153,8 +163,8 @@ return 1
 class _Commands:
     """Commands for `_COMMIT`, with the keys they touch declared, as a cluster wants it."""
 
-    def __init__(self, user_key: str) -> None:
-        self._numbers = {user_key: 1}
+    def __init__(self, user_key: str, docs_key: str) -> None:
+        self._numbers = {user_key: 1, docs_key: 2}
         self.arguments: list[str] = []
 
     @property
@@ -247,6 +257,58 @@ def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
+@dataclass(frozen=True)
+class _Snapshot:
+    """A user as this process last saw it at one version, and some of the documents."""
+
+    user: StoredUser
+    version: str
+    documents: Mapping[str, StoredDocument] = field(default_factory=dict)
+    complete: bool = False
+    """Every document asked for was read: one that is missing here does not exist."""
+
+    def after(self, version: str, change: StoredChange, wanted: Mapping[str, StoredDocument | None]) -> _Snapshot:
+        """What a change that was carried out leaves."""
+        documents = {**self.documents, **{key: item for key, item in wanted.items() if item is not None}}
+        for key in change.deleted:
+            documents.pop(key, None)
+        for item in change.documents:
+            # The newest at the end: the oldest are forgotten first.
+            documents.pop(item.key, None)
+            documents[item.key] = item
+        newest = dict(islice(documents.items(), max(len(documents) - _MOST_DOCUMENTS, 0), None))
+        return _Snapshot(change.user, version, newest)
+
+
+class _Snapshots:
+    """The last snapshot of some users, so that a query need not read what it wrote the time before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_user: OrderedDict[str, _Snapshot] = OrderedDict()
+
+    def get(self, user_key: str) -> _Snapshot | None:
+        with self._lock:
+            return self._by_user.get(user_key)
+
+    def keep(self, user_key: str, snapshot: _Snapshot) -> None:
+        with self._lock:
+            self._by_user[user_key] = snapshot
+            self._by_user.move_to_end(user_key)
+            while len(self._by_user) > _MOST_USERS:
+                self._by_user.popitem(last=False)
+
+    def confirm(self, user_key: str, user: StoredUser, version: str) -> None:
+        """Note a reading of the user: documents of another version are not known any more."""
+        known = self.get(user_key)
+        if known is None or known.version != version:
+            self.keep(user_key, _Snapshot(user, version))
+
+    def drop(self, user_key: str) -> None:
+        with self._lock:
+            self._by_user.pop(user_key, None)
+
+
 class RedisStateStore(StateStore):
     """Keeps state, and the chunks beside it, in Redis or Valkey.
 
@@ -272,6 +334,7 @@ class RedisStateStore(StateStore):
         self._start = self._client.register_script(_START)
         self._commit = self._client.register_script(_COMMIT)
         self._swap = self._client.register_script(_SWAP)
+        self._snapshots = _Snapshots()
         self._chunks = ChunkStore(place=RedisPlace(client, prefix=prefix))
 
     @property
@@ -333,7 +396,9 @@ class RedisStateStore(StateStore):
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         keys = self._keys(user_key)
         values, seen, hit = _run(self._start, [keys.user, keys.seen, keys.hit], [lapse_after, demote_after])
-        return _stored_user(values)[0], [_text(key) for key in (*seen, *hit)]
+        user, version = _stored_user(values)
+        self._snapshots.confirm(user_key, user, version)
+        return user, [_text(key) for key in (*seen, *hit)]
 
     def _change(
         self,
@@ -341,20 +406,49 @@ class RedisStateStore(StateStore):
         doc_keys: Sequence[str],
         step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
     ) -> None:
-        keys = self._keys(user_key)
+        # What this process saw last is as good as a reading if nobody changed anything since: the commit checks it.
+        seen: _Snapshot | None = self._snapshots.get(user_key)
         while True:
-            user, version, documents = self._read_many(user_key, doc_keys)
-            change = step(user, {item.key: item for item in documents})
-            if change.user.saved > user.saved:
-                # Before the change, so that no crash leaves a user with saved documents unlisted.
-                self._client.hset(f"{self._prefix}:users", user_key, dump_json(change.user.user_id))
-            commands = self._commands(keys, change)
-            arguments = [version, uuid.uuid4().hex, *commands.arguments]
-            if int(_run(self._commit, commands.keys, arguments)):
-                return
+            if seen is None:
+                user, version, documents = self._read_many(user_key, doc_keys)
+                seen = _Snapshot(user, version, {item.key: item for item in documents}, complete=True)
+            try:
+                if self._try_change(user_key, seen, {key: seen.documents.get(key) for key in doc_keys}, step):
+                    return
+            except Exception:
+                # A refusal counts only when it is about what is really there.
+                if seen.complete:
+                    raise
+            seen = None
+
+    def _try_change(
+        self,
+        user_key: str,
+        seen: _Snapshot,
+        wanted: Mapping[str, StoredDocument | None],
+        step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
+    ) -> bool:
+        """Change what was seen, unless it is not so any more; one trip."""
+        keys = self._keys(user_key)
+        change = step(seen.user, {key: item for key, item in wanted.items() if item is not None})
+        if change.user.saved > seen.user.saved:
+            if not seen.complete:
+                # Most likely a saved document that is not remembered here.
+                return False
+            # Before the change, so that no crash leaves a user with saved documents unlisted.
+            self._client.hset(f"{self._prefix}:users", user_key, dump_json(change.user.user_id))
+        commands = self._commands(keys, change)
+        absent = [] if seen.complete else [key for key, item in wanted.items() if item is None]
+        version = uuid.uuid4().hex
+        arguments = [seen.version, version, str(len(absent)), *absent, *commands.arguments]
+        if not int(_run(self._commit, commands.keys, arguments)):
+            self._snapshots.drop(user_key)
+            return False
+        self._snapshots.keep(user_key, seen.after(version, change, wanted))
+        return True
 
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
-        commands = _Commands(keys.user)
+        commands = _Commands(keys.user, keys.docs)
         for key in change.deleted:
             self._add_delete(commands, keys, key)
         for item in change.documents:
@@ -434,13 +528,14 @@ class RedisStateStore(StateStore):
             for key in doc_keys:
                 pipeline.llen(keys.events(key)).llen(keys.texts(key))
             lengths = pipeline.execute()
-            commands = _Commands(keys.user)
+            commands = _Commands(keys.user, keys.docs)
             for key in doc_keys:
                 self._add_delete(commands, keys, key)
             commands.add("DEL", keys.user)
             # Before the commit: whoever saves something after it puts the user back on the list.
             self._client.hdel(f"{self._prefix}:users", user_key)
-            if int(_run(self._commit, commands.keys, [version, "", *commands.arguments])):
+            if int(_run(self._commit, commands.keys, [version, "", "0", *commands.arguments])):
+                self._snapshots.drop(user_key)
                 return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
 
     def _read_job(self, name: str) -> str | None:

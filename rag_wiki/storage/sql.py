@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -194,9 +195,8 @@ class SQLDatabase:
 
     def lock_user(self, connection: Connection, user_key: str) -> StoredUser:
         """Read a user's counters such that nobody else changes anything of this user until the end."""
-        query = _user_query(user_key).with_for_update()
         # Again until there is a row to lock: somebody may forget the user just after we, or others, made it.
-        while (row := connection.execute(query).first()) is None:
+        while (row := _read_counters(connection, user_key, _USER_LOCKED)) is None:
             new = {"user_key": user_key, "user_id": dump_json(""), **dict.fromkeys(_COUNTERS, 0)}
             connection.execute(self.insert(users_table).on_conflict_do_nothing(), [new])
         return _stored_user(row)
@@ -270,14 +270,8 @@ class SQLDatabase:
 
     def upsert(self, connection: Connection, table: sa.Table, rows: list[dict[str, Any]], *keep: str) -> None:
         """Insert rows, or overwrite all their columns but the key and `keep`."""
-        if not rows:
-            return
-        statement = self.insert(table)
-        names = [column.name for column in table.columns if not column.primary_key and column.name not in keep]
-        statement = statement.on_conflict_do_update(
-            index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in names}
-        )
-        connection.execute(statement, rows)
+        if rows:
+            connection.execute(_upsert_statement(self.insert, table, keep), rows)
 
     def close(self) -> None:
         """Close the connections that were opened here; an engine that was handed in stays open."""
@@ -301,11 +295,25 @@ def _shown(url: URL) -> str:
     return url.set(query=query).render_as_string(hide_password=True)
 
 
+@lru_cache(maxsize=64)
+def _upsert_statement(insert: Any, table: sa.Table, keep: tuple[str, ...]) -> Any:
+    # Putting a statement together costs more than carrying it out: each is made once.
+    statement = insert(table)
+    names = [column.name for column in table.columns if not column.primary_key and column.name not in keep]
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in names}
+    )
+
+
 _COUNTERS = ("queries", "searches", "revision", "saved")
 
 
-def _user_query(user_key: str) -> sa.Select[Any]:
-    return sa.select(users_table).where(users_table.c.user_key == user_key)
+_USER = sa.select(users_table).where(users_table.c.user_key == sa.bindparam("user_key"))
+_USER_LOCKED = _USER.with_for_update()
+
+
+def _read_counters(connection: Connection, user_key: str, query: sa.Select[Any] = _USER) -> Row[Any] | None:
+    return connection.execute(query, {"user_key": user_key}).first()
 
 
 def _stored_user(row: Row[Any] | None) -> StoredUser:
@@ -320,6 +328,25 @@ def _of(table: sa.Table, user_key: str, doc_key: str | None = None) -> sa.Column
 
 
 _PLAIN_COLUMNS = [column for column in documents_table.columns if column.name not in {"user_key", "content"}]
+_DOCUMENTS = sa.select(*_PLAIN_COLUMNS).where(
+    documents_table.c.user_key == sa.bindparam("user_key"),
+    documents_table.c.doc_key.in_(sa.bindparam("doc_keys", expanding=True)),
+)
+# Two halves, each with its own index, rather than an OR that would read all of the user's rows.
+_IDLE = sa.union_all(
+    *(
+        sa.select(documents_table.c.doc_key).where(
+            documents_table.c.user_key == sa.bindparam("user_key"), column <= sa.bindparam(reading)
+        )
+        for column, reading in ((documents_table.c.idle_seen, "seen"), (documents_table.c.idle_hit, "hit"))
+    )
+)
+_LAST_NUMBER = {
+    table: sa.select(sa.func.coalesce(sa.func.max(table.c.number), 0)).where(
+        table.c.user_key == sa.bindparam("user_key"), table.c.doc_key == sa.bindparam("doc_key")
+    )
+    for table in (events_table, texts_table)
+}
 
 
 def _stored_document(row: Row[Any], content: str | None = None) -> StoredDocument:
@@ -368,11 +395,11 @@ class SQLStateStore(StateStore):
 
     def _read_user(self, user_key: str) -> StoredUser:
         with self._database.reading() as connection:
-            return _stored_user(connection.execute(_user_query(user_key)).first())
+            return _stored_user(_read_counters(connection, user_key))
 
     def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
         with self._database.reading() as connection:
-            user = _stored_user(connection.execute(_user_query(user_key)).first())
+            user = _stored_user(_read_counters(connection, user_key))
             row = connection.execute(sa.select(documents_table).where(_of(documents_table, user_key, doc_key))).first()
         return user, None if row is None else _stored_document(row, row.content)
 
@@ -392,25 +419,16 @@ class SQLStateStore(StateStore):
         if after is not None:
             query = query.where(documents_table.c.doc_key > after)
         with self._database.reading() as connection:
-            user = _stored_user(connection.execute(_user_query(user_key)).first())
+            user = _stored_user(_read_counters(connection, user_key))
             rows = connection.execute(query.limit(limit)).all()
         return user, [_stored_document(row, row.content if content else None) for row in rows]
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         with self._database.reading() as connection:
-            user = _stored_user(connection.execute(_user_query(user_key)).first())
-            # Two statements, each with its own index, rather than an OR that would read all of the user's rows.
-            columns = documents_table.c
-            idle = [
-                connection.execute(
-                    sa.select(columns.doc_key).where(columns.user_key == user_key, column <= reading)
-                ).scalars()
-                for column, reading in (
-                    (columns.idle_seen, user.queries + 1 - lapse_after),
-                    (columns.idle_hit, user.searches + 1 - demote_after),
-                )
-            ]
-            return user, [key for keys in idle for key in keys]
+            user = _stored_user(_read_counters(connection, user_key))
+            seen, hit = user.queries + 1 - lapse_after, user.searches + 1 - demote_after
+            idle = connection.execute(_IDLE, {"user_key": user_key, "seen": seen, "hit": hit})
+            return user, list(idle.scalars())
 
     def _change(
         self,
@@ -422,10 +440,8 @@ class SQLStateStore(StateStore):
             user = self._database.lock_user(connection, user_key)
             present: dict[str, StoredDocument] = {}
             for keys in _batches(doc_keys):
-                query = sa.select(*_PLAIN_COLUMNS).where(
-                    documents_table.c.user_key == user_key, documents_table.c.doc_key.in_(keys)
-                )
-                present.update({row.doc_key: _stored_document(row) for row in connection.execute(query)})
+                rows = connection.execute(_DOCUMENTS, {"user_key": user_key, "doc_keys": keys})
+                present.update({row.doc_key: _stored_document(row) for row in rows})
             self._write(connection, user_key, step(user, present))
 
     def _write(self, connection: Connection, user_key: str, change: StoredChange) -> None:
@@ -475,8 +491,8 @@ class SQLStateStore(StateStore):
 
     @staticmethod
     def _next_number(connection: Connection, table: sa.Table, user_key: str, doc_key: str) -> int:
-        query = sa.select(sa.func.coalesce(sa.func.max(table.c.number), 0)).where(_of(table, user_key, doc_key))
-        return int(connection.execute(query).scalar_one()) + 1
+        last = connection.execute(_LAST_NUMBER[table], {"user_key": user_key, "doc_key": doc_key})
+        return int(last.scalar_one()) + 1
 
     def _read_events(self, user_key: str, doc_key: str) -> Sequence[str]:
         return self._payloads(events_table, user_key, doc_key)

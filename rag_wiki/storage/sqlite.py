@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("SQLiteStateStore", "sqlite") from error
 
-from rag_wiki.storage.sql import SQLDatabase, SQLStateStore, _shown, _stored_user, _user_query
+from rag_wiki.storage.sql import SQLDatabase, SQLStateStore, _read_counters, _shown, _stored_user
 
 __all__ = ["SQLiteStateStore"]
 
@@ -75,7 +75,7 @@ class SQLiteDatabase(SQLDatabase):
 
     def lock_user(self, connection: Connection, user_key: str) -> StoredUser:
         """Read a user's counters; BEGIN IMMEDIATE has locked them already."""
-        return _stored_user(connection.execute(_user_query(user_key)).first())
+        return _stored_user(_read_counters(connection, user_key))
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

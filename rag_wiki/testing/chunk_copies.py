@@ -193,7 +193,7 @@ class CopyPromises:
 
         def write(number: int) -> list[ChunkCopy]:
             written = []
-            for at in range(10):
+            for at in range(5):
                 copy = _copy(f"{number} {at}", chunks=5)
                 store.save_copy("alice", "d", copy)
                 newest = store.load_chunks("alice", "d")
@@ -204,7 +204,7 @@ class CopyPromises:
 
         written = [copy for copies in in_threads(8, write) for copy in copies]
 
-        assert len(written) == 80
+        assert len(written) == 40
         assert [copy for copy in written if not _same(store.load_copy("alice", "d", copy.copy_id), copy)] == []
         assert store.place.copies("alice", "d") == sorted(copy.copy_id for copy in written)
 

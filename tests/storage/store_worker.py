@@ -112,6 +112,7 @@ class Workers:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             for number in range(count)
         ]

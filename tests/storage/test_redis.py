@@ -271,18 +271,58 @@ class TestKeys:
         assert issued & {"scan", "keys", "hscan", "sscan", "zscan", "randomkey", "dbsize", "flushdb"} == set()
 
     def test_a_query_costs_two_trips(self, client: HookedRedis, store: RedisStateStore) -> None:
-        """`begin_query` is one command, and `change` one to read and one to write, whatever is saved."""
+        """`begin_query` and `change` are one command each, whatever is saved; a stranger's change costs one more."""
         for number in range(30):
             store.upsert(a_record(doc_id=f"d{number}", user_state=DocumentState.CLAIMED))
         sent: list[str] = []
         client.before = lambda args: sent.append(args[0])
-
-        store.begin_query("alice", 3, 10)
-        assert sent == ["EVALSHA"]
-        sent.clear()
         hit = UserChange(records=[a_record(doc_id="d1", user_state=DocumentState.CLAIMED, fetch_count=1)], queries=1)
-        store.change("alice", ["d1"], just(hit))
-        assert sent == ["EVALSHA", "EVALSHA"]
+
+        def query(own: RedisStateStore) -> list[str]:
+            sent.clear()
+            own.begin_query("alice", 3, 10)
+            own.change("alice", ["d1", "never seen"], just(hit))
+            return list(sent)
+
+        assert query(store) == ["EVALSHA"] * 2
+        stranger = RedisStateStore(client)
+        assert query(stranger) == ["EVALSHA"] * 3
+        assert query(stranger) == ["EVALSHA"] * 2
+        assert query(store) == ["EVALSHA"] * 3
+        assert query(store) == ["EVALSHA"] * 2
+        record = store.get("alice", "d1")
+        assert record is not None
+        assert record.fetch_count == 1
+
+    def test_a_change_by_somebody_else_is_seen(self, client: HookedRedis, store: RedisStateStore) -> None:
+        """What a store remembers of its last change never stands in for what another one wrote since."""
+        stranger = RedisStateStore(client)
+
+        def count(view: UserView) -> UserChange:
+            record = view.records.get("d") or a_record(doc_id="d")
+            return UserChange(records=[replace(record, fetch_count=record.fetch_count + 1)])
+
+        for turn in range(10):
+            (store if turn % 2 else stranger).change("alice", ["d"], count)
+        record = store.get("alice", "d")
+        assert record is not None
+        assert record.fetch_count == 10
+        store.forget_user("alice")
+        stranger.change("alice", ["d"], count)
+        record = stranger.get("alice", "d")
+        assert record is not None
+        assert record.fetch_count == 1
+
+    def test_a_refusal_is_about_what_is_there(self, client: HookedRedis, store: RedisStateStore) -> None:
+        """A rule that misses a document in what is remembered is asked again about what is stored."""
+        store.upsert(a_record(doc_id="d1"))
+        stranger = RedisStateStore(client)
+        stranger.begin_query("alice", 3, 10)
+
+        def refuse(view: UserView) -> UserChange:
+            return UserChange(outcome=view.records["d1"].doc_id)
+
+        assert stranger.change("alice", ["d1"], refuse).outcome == "d1"
 
 
 class TestInterruptions:
