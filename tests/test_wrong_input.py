@@ -43,7 +43,7 @@ from rag_wiki import (
 from rag_wiki.storage.chunk_places import MemoryPlace
 from rag_wiki.storage.chunk_store import StoredCopy
 
-NOBODY: tuple[Any, ...] = ("", " ", "\n\t", 0, 7, b"ada", ["ada"], True, object())
+NOBODY: tuple[Any, ...] = ("", " ", "\n\t", 0, 7, b"ada", ["ada"], True, frozenset({"ada"}))
 ACTIONS: dict[str, Callable[[RagWikiRetriever, str], Any]] = {
     "accept_suggestion": lambda retriever, doc_id: retriever.accept_suggestion(doc_id),
     "accept_suggestion with content": lambda retriever, doc_id: retriever.accept_suggestion(doc_id, full_content="x"),

@@ -17,10 +17,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import sqlalchemy as sa
 from typing_extensions import Self
 
 from rag_wiki import StateStore, UserDocRecord
 from rag_wiki.storage.records import UserChange, UserView
+from rag_wiki.storage.sql import SQLStateStore
+from rag_wiki.storage.sqlite import SQLiteStateStore
+
+DRIVER = "postgresql+psycopg"
 
 COUNTS = 30
 """Fetches that each thread of a `count` worker counts."""
@@ -28,13 +33,7 @@ COUNTS = 30
 
 def open_store(url: str) -> StateStore:
     """The SQL store for a URL."""
-    if url.startswith("sqlite"):
-        from rag_wiki.storage.sqlite import SQLiteStateStore
-
-        return SQLiteStateStore(url)
-    from rag_wiki.storage.sql import SQLStateStore
-
-    return SQLStateStore(url)
+    return SQLiteStateStore(url) if url.startswith("sqlite") else SQLStateStore(url)
 
 
 def count_one(view: UserView) -> UserChange:
@@ -67,25 +66,35 @@ def count(url: str, number: int) -> list[int]:
     return reached
 
 
-def fork(url: str, number: int) -> list[str]:
-    """Use a store before a fork and after it, in parent and child; tells the documents at the end."""
-    with open_store(url) as store:
-        store.upsert(UserDocRecord("alice", "before", "Title", "path"))
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                store.upsert(UserDocRecord("alice", "child", "Title", "path"))
-                store.close()
-                status = 0
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        if status != 0:
-            msg = f"the child failed with status {status}"
-            raise RuntimeError(msg)
-        store.upsert(UserDocRecord("alice", "parent", "Title", "path"))
-        return [record.doc_id for record in store.list_surfaced("alice")]
+def fork(url: str, number: int) -> list[int]:
+    """Count once, fork two children, and count from all three at once; tells the counts that the parent reached."""
+    # An engine that does not look first whether its connections are still alive: they have to be.
+    engine = None if url.startswith("sqlite") else sa.create_engine(sa.engine.make_url(url).set(drivername=DRIVER))
+    with open_store(url) if engine is None else SQLStateStore(engine) as store:
+        reached = [store.change("alice", ["d"], count_one).outcome]
+        children = []
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    for _ in range(COUNTS):
+                        store.change("alice", ["d"], count_one)
+                    store.close()
+                    status = 0
+                finally:
+                    os._exit(status)
+            children.append(child)
+        reached.extend(store.change("alice", ["d"], count_one).outcome for _ in range(COUNTS))
+        for child in children:
+            _, status = os.waitpid(child, 0)
+            if status != 0:
+                msg = f"a child failed with status {status}"
+                raise RuntimeError(msg)
+        reached.append(store.change("alice", ["d"], count_one).outcome)
+    if engine is not None:
+        engine.dispose()
+    return reached
 
 
 def hold(path: str, number: int) -> None:
@@ -145,7 +154,7 @@ class Workers:
 
     def results(self) -> list[Any]:
         """What each of them told, when all are done without an error."""
-        told = [process.communicate() for process in self._processes]
+        told = [process.communicate(timeout=120) for process in self._processes]
         for process, (_, error) in zip(self._processes, told, strict=True):
             assert process.returncode == 0, error
         return [json.loads(output.splitlines()[-1]) for output, _ in told]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from conftest import drop_postgres
 from storage.store_worker import COUNTS, Workers, count_one
 
 from rag_wiki import ConfigurationError, CorruptDataError, DocumentState, SchemaVersionError, StateStore
@@ -18,9 +19,11 @@ from rag_wiki.testing.awkward import NOON, a_record, a_text, an_event, in_thread
 
 
 @pytest.fixture
-def store(make_store: Callable[[str], StateStore]) -> StateStore:
-    """An empty store."""
-    return make_store("postgres")
+def store(make_store: Callable[[str], StateStore], postgres_url: str) -> Iterator[StateStore]:
+    """A store in a database without any table of ours; none is left for others either."""
+    drop_postgres(postgres_url)
+    yield make_store("postgres")
+    drop_postgres(postgres_url)
 
 
 @pytest.fixture
@@ -94,10 +97,14 @@ class TestSharing:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
     def test_a_store_works_on_after_a_fork(self, engine: sa.Engine, postgres_url: str) -> None:
-        """A store that was used before a fork works in the child and, its connections untouched, in the parent."""
+        """A store that was used before a fork counts exactly in the parent and two children at once.
+
+        The children leave the connections of the parent's engine alone.
+        """
         with Workers("fork", postgres_url) as workers:
             workers.go()
-            assert workers.results() == [["before", "child", "parent"]]
+            ((first, *reached, last),) = workers.results()
+        assert (first, len(reached), last) == (1, COUNTS, 2 + 3 * COUNTS)
 
     def test_a_reader_sees_one_moment(self, engine: sa.Engine, store: StateStore) -> None:
         """A change between the statements of a reading leaves what is read as before, not half of each."""
