@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from numbers import Integral
@@ -29,6 +29,7 @@ from rag_wiki.transparency.provenance import SourceEntry, WithheldCopy
 __all__ = [
     "Answer",
     "CachedDocument",
+    "CopyFindings",
     "CopyVerdict",
     "GlobalDocument",
     "compose",
@@ -95,6 +96,22 @@ class CachedDocument:
     def scores(self) -> tuple[float, ...]:
         """Their cosines, in the same order."""
         return tuple(hit.score for hit in _in_document_order(self.found))
+
+
+@dataclass
+class CopyFindings:
+    """What the search in the saved copies gave."""
+
+    cached: list[CachedDocument] = field(default_factory=list)
+    """Documents with something to say, best first."""
+    unavailable: dict[str, WithheldCopy] = field(default_factory=dict)
+    """Documents whose copy may not or can't answer, by id."""
+    wanted: set[str] = field(default_factory=set)
+    """Those of them that would have answered."""
+    matched: frozenset[str] = frozenset()
+    """Documents with a chunk at or above the threshold, served or not."""
+    searched: frozenset[str] | None = None
+    """The documents that a semantic search compared; `None` when none ran."""
 
 
 @dataclass(frozen=True)
@@ -173,77 +190,88 @@ def read_global(document: Document, config: RagWikiRetrieverConfig) -> GlobalDoc
 
 
 def compose(
-    found: Sequence[GlobalDocument],
-    cached: Sequence[CachedDocument],
+    found: Sequence[GlobalDocument] | None,
+    copies: CopyFindings,
     verdicts: Mapping[tuple[str, str], CopyVerdict],
-    unavailable: Mapping[str, WithheldCopy],
     *,
-    wanted: Collection[str],
-    matched: Collection[str],
     only_found: bool,
-    searched: frozenset[str] | None,
-    asked: bool,
     k: int | None,
 ) -> Answer:
     """Put the answer together: pinned documents, then cached and global ones in turn, `k` at most.
 
     Args:
-        found: What the wrapped retriever returned.
-        cached: Saved documents with something to say, best first.
+        found: What the wrapped retriever returned; `None` when it was not asked.
+        copies: What the search in the saved copies gave.
         verdicts: By (document id, digest): what the found pieces say about saved copies.
-        unavailable: Saved documents whose copy may not or can't answer, by id.
-        wanted: Those of them that would have answered.
-        matched: Saved documents with a chunk at or above the threshold, served or not.
         only_found: Serve only copies of documents that the wrapped retriever found: the call told it something
             (a filter, say) that a copy can't obey.
-        searched: The documents that a semantic search compared; `None` when none ran.
-        asked: Whether the wrapped retriever was asked at all.
         k: Documents at most; `None` for all.
     """
+    pieces = found or ()
+    found_ids = {item.doc_id for item in pieces if item.doc_id is not None}
     stale = {
         doc_id: (verdict.copy_id, verdict.stale)
         for (doc_id, _), verdict in verdicts.items()
         if verdict.stale is not None
     }
-    found_ids = {item.doc_id for item in found if item.doc_id is not None}
+    withheld = _withheld(pieces, copies, stale, found_ids)
     serving = {
         item.record.doc_id: item
-        for item in cached
+        for item in copies.cached
         if item.record.doc_id not in stale and (not only_found or item.record.doc_id in found_ids)
     }
-    pinned = [item for item in serving.values() if item.record.user_state is DocumentState.PINNED]
-    claimed = [item for item in serving.values() if item.record.user_state is not DocumentState.PINNED]
-    beside = [
-        item
-        for item in found
-        if item.doc_id not in serving or verdicts.get((item.doc_id or "", item.digest), CopyVerdict()).is_new
-    ]
-    turns = [item for pair in zip_longest(claimed, beside) for item in pair if item is not None]
-    chosen: list[CachedDocument | GlobalDocument] = [*pinned, *turns][:k]
-    in_place = (unavailable.keys() | stale.keys()) & found_ids
-    answered = {
-        item.record.doc_id: (item.record.copy_id or "", item.chunks)
-        for item in chosen
-        if isinstance(item, CachedDocument) and item.found.above_threshold
-    }
+    chosen = _in_turn(serving, pieces, verdicts)[:k]
     findings = QueryFindings(
-        fetched=_fetched(found, in_place),
-        answered=answered,
-        matched=matched,
-        stale={doc_id: seen for doc_id, seen in stale.items() if doc_id not in unavailable},
-        searched=searched,
-        asked=asked,
+        fetched=_fetched(pieces, (copies.unavailable.keys() | stale.keys()) & found_ids),
+        answered={
+            item.record.doc_id: (item.record.copy_id or "", item.chunks)
+            for item in chosen
+            if isinstance(item, CachedDocument) and item.found.above_threshold
+        },
+        matched=copies.matched,
+        stale={doc_id: seen for doc_id, seen in stale.items() if doc_id not in copies.unavailable},
+        searched=copies.searched,
+        asked=found is not None,
     )
-    titles = {item.doc_id: item.doc_title for item in found}
-    withheld = {doc_id: kept for doc_id, kept in unavailable.items() if doc_id in wanted or doc_id in found_ids}
-    for doc_id in stale:
-        withheld.setdefault(doc_id, WithheldCopy(doc_id, titles.get(doc_id, ""), "stale"))
     return Answer(
         documents=[item.document if isinstance(item, GlobalDocument) else _as_document(item) for item in chosen],
         sources=_sources(chosen, found_ids, {doc_id for doc_id, kept in withheld.items() if kept.reason == "stale"}),
         findings=findings,
         withheld=tuple(withheld.values()),
     )
+
+
+def _in_turn(
+    serving: Mapping[str, CachedDocument],
+    pieces: Sequence[GlobalDocument],
+    verdicts: Mapping[tuple[str, str], CopyVerdict],
+) -> list[CachedDocument | GlobalDocument]:
+    """Pinned documents, then the other copies and the pieces beside them in turn, each in its own order."""
+    pinned = [item for item in serving.values() if item.record.pinned]
+    claimed = [item for item in serving.values() if not item.record.pinned]
+    beside = [
+        item
+        for item in pieces
+        if item.doc_id not in serving or verdicts.get((item.doc_id or "", item.digest), CopyVerdict()).is_new
+    ]
+    turns = (item for pair in zip_longest(claimed, beside) for item in pair if item is not None)
+    return [*pinned, *turns]
+
+
+def _withheld(
+    pieces: Sequence[GlobalDocument],
+    copies: CopyFindings,
+    stale: Mapping[str, tuple[str, str]],
+    found_ids: set[str],
+) -> dict[str, WithheldCopy]:
+    """The copies that this call would have used and did not."""
+    withheld = {
+        doc_id: kept for doc_id, kept in copies.unavailable.items() if doc_id in copies.wanted or doc_id in found_ids
+    }
+    titles = {item.doc_id: item.doc_title for item in pieces}
+    for doc_id in stale:
+        withheld.setdefault(doc_id, WithheldCopy(doc_id, titles.get(doc_id, ""), "stale"))
+    return withheld
 
 
 def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from langchain_core.runnables import RunnableConfig
 from rag_wiki.answer import (
     Answer,
     CachedDocument,
+    CopyFindings,
     CopyVerdict,
     GlobalDocument,
     compose,
@@ -94,21 +95,13 @@ class Call:
 
 
 @dataclass
-class CacheFindings:
-    """What the search in the saved copies found."""
+class CacheFindings(CopyFindings):
+    """What is known of a call besides the wrapped retriever's answer."""
 
     start: QueryStart | None = None
     """`None` when the state store did not answer."""
     index: UserIndex | None = None
     mode: str = "none"
-    searched: frozenset[str] | None = None
-    matched: frozenset[str] = frozenset()
-    """Saved documents with a chunk at or above the threshold, served or not."""
-    cached: list[CachedDocument] = field(default_factory=list)
-    unavailable: dict[str, WithheldCopy] = field(default_factory=dict)
-    """Saved documents whose copy may not or can't answer."""
-    wanted: set[str] = field(default_factory=set)
-    """Documents among the unavailable ones that would have answered."""
     degraded: list[str] = field(default_factory=list)
 
     @property
@@ -336,23 +329,12 @@ class Recall:
 
         `documents` are the wrapped retriever's; `None` when it was not asked.
         """
-        found = [read_global(document, self.config) for document in documents or ()]
-        if any(item.doc_id is None for item in found):
+        found = None if documents is None else [read_global(document, self.config) for document in documents]
+        if any(item.doc_id is None for item in found or ()):
             self._warn_once("no id", _NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
         with call.timed("apply"):
-            verdicts = yield blocking(self._judge_copies, call, found, cache)
-            answer = compose(
-                found,
-                cache.cached,
-                verdicts,
-                cache.unavailable,
-                wanted=cache.wanted,
-                matched=cache.matched,
-                only_found=bool(call.arguments),
-                searched=cache.searched,
-                asked=documents is not None,
-                k=call.k,
-            )
+            verdicts = yield blocking(self._judge_copies, call, found or (), cache)
+            answer = compose(found, cache, verdicts, only_found=bool(call.arguments), k=call.k)
             outcome: QueryOutcome = yield blocking(self._apply, call, answer, cache)
         if outcome.suggestions and self.embeddings.model is None:
             self._warn_once(
