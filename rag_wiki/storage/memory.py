@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from rag_wiki.storage.base import ForgottenUser, StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
@@ -14,13 +16,51 @@ from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser
 __all__ = ["MemoryStateStore"]
 
 
+class _ByReading:
+    """Keys in the order of a clock reading, so that the idle ones are found without looking at the others."""
+
+    def __init__(self) -> None:
+        self._ordered: list[tuple[int, str]] = []
+        self._readings: dict[str, int] = {}
+
+    def put(self, key: str, reading: int | None) -> None:
+        """Note the reading of a key; `None` takes it out."""
+        before = self._readings.pop(key, None)
+        if before is not None:
+            del self._ordered[bisect_left(self._ordered, (before, key))]
+        if reading is not None:
+            self._readings[key] = reading
+            insort(self._ordered, (reading, key))
+
+    def up_to(self, reading: int) -> list[str]:
+        """The keys with this reading or an earlier one, earliest first."""
+        return [key for _, key in self._ordered[: bisect_left(self._ordered, (reading + 1, ""))]]
+
+
 @dataclass
 class _User:
     counters: StoredUser = field(default_factory=StoredUser)
     documents: dict[str, StoredDocument] = field(default_factory=dict)
+    seen: _ByReading = field(default_factory=_ByReading)
+    hit: _ByReading = field(default_factory=_ByReading)
     contents: dict[str, str] = field(default_factory=dict)
     events: dict[str, deque[str]] = field(default_factory=dict)
     texts: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    ordered: list[str] | None = None
+    """The keys of the documents in order; made when a scan needs it."""
+
+    def index(self, key: str, item: StoredDocument | None) -> None:
+        """Note what a document is about to become, or that it goes."""
+        if item is None or key not in self.documents:
+            self.ordered = None
+        self.seen.put(key, item.idle_seen if item else None)
+        self.hit.put(key, item.idle_hit if item else None)
+
+    def keys_after(self, key: str | None) -> list[str]:
+        """The keys beyond one, in order."""
+        if self.ordered is None:
+            self.ordered = sorted(self.documents)
+        return self.ordered if key is None else self.ordered[bisect_right(self.ordered, key) :]
 
 
 class MemoryStateStore(StateStore):
@@ -64,26 +104,17 @@ class MemoryStateStore(StateStore):
     ) -> tuple[StoredUser, list[StoredDocument]]:
         with self._lock:
             user = self._user(user_key)
-            found = sorted(
-                (item for item in user.documents.values() if states is None or item.state in states),
-                key=lambda item: item.key,
-            )
-            if after is not None:
-                found = [item for item in found if item.key > after]
+            items = (user.documents[key] for key in user.keys_after(after))
+            found = list(islice((item for item in items if states is None or item.state in states), limit))
             if content:
                 found = [replace(item, content=user.contents.get(item.key)) for item in found]
-            return user.counters, found[:limit]
+            return user.counters, found
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         with self._lock:
             user = self._user(user_key)
             seen, hit = user.counters.queries + 1 - lapse_after, user.counters.searches + 1 - demote_after
-            idle = [
-                item.key
-                for item in user.documents.values()
-                if (item.idle_seen is not None and item.idle_seen <= seen)
-                or (item.idle_hit is not None and item.idle_hit <= hit)
-            ]
+            idle = [*user.seen.up_to(seen), *user.hit.up_to(hit)]
             return user.counters, idle
 
     def _change(
@@ -101,7 +132,10 @@ class MemoryStateStore(StateStore):
             for key in change.deleted:
                 for part in (user.documents, user.contents, user.events, user.texts):
                     part.pop(key, None)
-            user.documents.update({item.key: item for item in change.documents})
+                user.index(key, None)
+            for item in change.documents:
+                user.index(item.key, item)
+                user.documents[item.key] = item
             for key, content in change.contents.items():
                 if content is None:
                     user.contents.pop(key, None)
