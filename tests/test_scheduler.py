@@ -211,14 +211,15 @@ class TestBothBackends:
 
     def test_start_and_stop_are_idempotent(self, backend: Literal["simple", "apscheduler"], clock: HandClock) -> None:
         """Starting twice is one timer; stopping twice, or before any start, is no error."""
-        store = MemoryStateStore()
+        store, before = MemoryStateStore(), threading.enumerate()
         scheduler = DecayScheduler(DecayEngine(store), store, backend=backend)
         scheduler.stop()
         store.claim_job("decay", datetime.now(START.tzinfo), timedelta(0))
         scheduler.start()
         scheduler.start()
         assert scheduler.is_running
-        timers = [thread for thread in threading.enumerate() if thread.name in {"rag_wiki-decay", "APScheduler"}]
+        names = {"rag_wiki-decay", "APScheduler"}
+        timers = [thread for thread in threading.enumerate() if thread.name in names and thread not in before]
         assert len(timers) == 1
         scheduler.stop()
         scheduler.stop()
