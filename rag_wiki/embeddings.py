@@ -31,7 +31,6 @@ _MODEL_OF_VARIANT = {
 
 # One call of the engine can't be interrupted, so a long list goes to it in pieces: Ctrl-C then works between
 # two of them, and the memory for one forward pass stays small. The vectors are the same either way.
-_TEXTS_PER_CALL = 32
 
 # The engine reserves room for four code points per byte of text. This one character (common in Arabic religious
 # texts) becomes eighteen from three bytes, so a handful of them in one text would overrun that room and abort the
@@ -102,11 +101,8 @@ class LocalEmbeddings(Embeddings):
         return self._embed(self._engine.passage, texts)
 
     def _embed(self, encode: _Encode, texts: list[str]) -> list[list[float]]:
-        readable = [_readable_by_the_engine(text) for text in texts]
-        vectors: list[list[float]] = []
-        for start in range(0, len(readable), _TEXTS_PER_CALL):
-            vectors.extend(_call(encode, readable[start : start + _TEXTS_PER_CALL]).tolist())
-        return vectors
+        # One at a time: in a batch the engine lets every text take as long as the longest, which is twice as slow.
+        return [_call(encode, [_readable_by_the_engine(text)])[0].tolist() for text in texts]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(variant={self.variant!r})"

@@ -140,15 +140,18 @@ class RecordPromises:
             assert got.last_fetched_at.microsecond == NOON.microsecond
 
     def test_a_naive_time_is_read_as_utc(self, store: StateStore) -> None:
-        """A time without a zone is read as UTC, also one that was set on the record later."""
+        """A time without a zone is read as UTC, also one set on the record later; other zones are kept as instants."""
         record = a_record()
         record.last_fetched_at = datetime(2026, 3, 1, 12, 0)  # noqa: DTZ001 - naive is what this is about
-        store.upsert(record)
+        record.cached_at = NOON.astimezone(timezone(timedelta(hours=-8)))
 
-        got = store.get("alice", "d")
-
-        assert got is not None
-        assert got.last_fetched_at == datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
+        for write in (store.upsert, lambda record: store.change("alice", ["d"], just(UserChange(records=[record])))):
+            store.delete("alice", "d")
+            write(record)
+            got = store.get("alice", "d")
+            assert got is not None
+            assert got.last_fetched_at == datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
+            assert got.cached_at == NOON
 
     def test_awkward_texts_come_back(self, store: StateStore) -> None:
         """Title, path, version and content are the same strings afterwards, whatever they hold."""
@@ -368,14 +371,22 @@ class RecordPromises:
 
     def test_more_records_than_one_statement_holds(self, store: StateStore) -> None:
         """1,100 records written in one change are all there: in the list, in pages of 500, and by name."""
-        records = [a_record(doc_id=f"d{number:04}", fetch_count=number) for number in range(1100)]
+        states = (DocumentState.SURFACED, DocumentState.SURFACED, DocumentState.DEMOTED)
+        records = [
+            a_record(doc_id=f"d{number:04}", fetch_count=number, user_state=states[number % 3])
+            for number in range(1100)
+        ]
+        demoted = records[2::3]
         ids = [record.doc_id for record in records]
         store.change("alice", ids, just(UserChange(records=records)))
 
         pages = list(store.pages("alice", size=500))
         seen = store.change("alice", ids, lambda view: UserChange(outcome=dict(view.records))).outcome
 
-        assert store.list_surfaced("alice") == records
+        assert store.list_by_state("alice") == records
+        assert store.list_by_state("alice", [DocumentState.DEMOTED]) == demoted
+        few = [record for page in store.pages("alice", [DocumentState.DEMOTED], size=200) for record in page]
+        assert sorted(few, key=_by_id) == demoted
         assert [len(page) for page in pages] == [500, 500, 100]
         assert sorted((record for page in pages for record in page), key=_by_id) == records
         assert [seen[doc_id] for doc_id in ids] == records

@@ -339,19 +339,20 @@ class TestDeleting:
         assert files(root) == []
 
     def test_hits_and_deletions_do_not_disturb_each_other(self, store: ChunkStore, root: Path) -> None:
-        """8 threads that hit, save and delete the same document raise nothing, and leave no file in the end."""
+        """8 threads that save, hit and delete the same document raise nothing, and leave no hits without their copy."""
 
         def work(number: int) -> None:
-            for _ in range(15):
-                if number == 0:
-                    store.delete("alice", "d")
-                elif number == 1:
+            for _ in range(20):
+                if number < 2:
                     store.save_copy("alice", "d", a_copy())
+                elif number < 4:
+                    store.delete("alice", "d")
                 else:
                     store.record_hits("alice", "d", [0, 1], NOON)
 
         in_threads(8, work)
 
+        assert [path for path in files(root, "*.hits") if not path.with_suffix(".chunks").exists()] == []
         store.delete("alice", "d")
         assert files(root) == []
 
