@@ -191,6 +191,10 @@ class DiskPlace(ChunkPlace):
             except FileNotFoundError:
                 # Another process removed the user's folder just now.
                 return
+            if not path.exists():
+                # Or the copy; hits without one would be left over for good.
+                hits.unlink(missing_ok=True)
+                return
             if size > _LONGEST_HITS_FILE:
                 counted = [f"{index} {hit.count} {hit.last.isoformat()}\n" for index, hit in _read_hits(hits).items()]
                 write_aside(hits, "".join(counted).encode("ascii"))

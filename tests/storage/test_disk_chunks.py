@@ -356,6 +356,30 @@ class TestDeleting:
         store.delete("alice", "d")
         assert files(root) == []
 
+    @pytest.mark.parametrize("everything", [False, True])
+    def test_a_copy_that_goes_while_it_is_hit_leaves_nothing(
+        self, store: ChunkStore, root: Path, monkeypatch: pytest.MonkeyPatch, everything: bool
+    ) -> None:
+        """When another process removes the copy in the middle of recording a hit, no file of hits is left."""
+        copy, exists = a_copy(), Path.exists
+        store.save_copy("alice", "d", copy)
+        other = ChunkStore(root)
+        removals: list[Callable[[], object]] = [
+            lambda: other.delete_user("alice") if everything else other.delete("alice", "d")
+        ]
+
+        def look_then_remove(path: Path) -> bool:
+            there = exists(path)
+            if removals and path.suffix == ".chunks":
+                removals.pop()()
+            return there
+
+        monkeypatch.setattr(Path, "exists", look_then_remove)
+        store.record_hits("alice", "d", [0], NOON, copy_id=copy.copy_id)
+
+        assert removals == []
+        assert files(root) == []
+
     @pytest.mark.skipif(sys.platform == "win32", reason="permissions of Windows have other rules")
     def test_files_are_for_their_owner_only(self, store: ChunkStore, root: Path) -> None:
         """Nobody but the owner may read the files."""
