@@ -208,16 +208,16 @@ class ChangePromises:
         assert store.list_active_users() == ["alice"]
 
     def test_a_change_of_many_documents_is_one_step_too(self, store: StateStore) -> None:
-        """4 threads that count 2 fetches each of the same 520 documents make 8 of every single one."""
+        """3 threads that count 2 fetches each of the same 520 documents make 6 of every single one."""
         ids = [f"d{number:03}" for number in range(520)]
 
         def fetch_all(view: UserView) -> UserChange:
             known = [view.records.get(doc_id) or a_record(doc_id=doc_id) for doc_id in ids]
             return UserChange(records=[replace(record, fetch_count=record.fetch_count + 1) for record in known])
 
-        in_threads(4, lambda _: [store.change("alice", ids, fetch_all) for _ in range(2)])
+        in_threads(3, lambda _: [store.change("alice", ids, fetch_all) for _ in range(2)])
 
-        assert {record.doc_id: record.fetch_count for record in store.list_surfaced("alice")} == dict.fromkeys(ids, 8)
+        assert {record.doc_id: record.fetch_count for record in store.list_surfaced("alice")} == dict.fromkeys(ids, 6)
 
     def test_users_do_not_wait_in_each_others_counts(self, store: StateStore) -> None:
         """8 threads of 8 users that share a document id count 5 fetches each, for themselves alone."""

@@ -170,7 +170,7 @@ class TestProcesses:
         with SQLiteStateStore(url) as store:
             record, *others = store.list_surfaced("alice")
             assert (record.doc_id, record.fetch_count) == ("d", total)
-            assert [other.doc_id for other in others] == [f"of {number}" for number in range(6)]
+            assert len({other.doc_id for other in others}) == 6
             assert store.begin_query("alice", 3, 10).clocks.queries == total
         assert query(path, "SELECT version FROM rag_wiki_schema") == [(SQLiteDatabase.schema_version,)]
 
@@ -179,8 +179,8 @@ class TestProcesses:
         """A store that was used before a fork counts exactly in the parent and two children at once."""
         with Workers("fork", url) as workers:
             workers.go()
-            ((first, *reached, last),) = workers.results()
-        assert (first, len(reached), last) == (1, COUNTS, 2 + 3 * COUNTS)
+            (told,) = workers.results()
+        assert sorted(told) == list(range(1, 3 * COUNTS + 3))
 
     def test_a_writer_waits_for_another_process(self, store: SQLiteStateStore, path: Path) -> None:
         """While another process holds the write lock, reading works and writing waits; then it succeeds."""
