@@ -231,7 +231,11 @@ def _stored_document(key: str, value: bytes | str, content: bytes | str | None =
 
 
 def _run(script: Any, keys: Sequence[str], arguments: Sequence[str | bytes | int]) -> Any:
-    return _ask(script, keys=keys, args=arguments)
+    try:
+        return _ask(script, keys=keys, args=arguments)
+    except redis.exceptions.NoScriptError:
+        # It was loaded, and gone again before it ran: a flush, a restart, another node. The script itself always runs.
+        return _ask(script.registered_client.eval, script.script, len(keys), *keys, *arguments)
 
 
 def _ask(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

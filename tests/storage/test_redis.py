@@ -314,6 +314,23 @@ class TestKeys:
         assert record is not None
         assert record.fetch_count == 1
 
+    def test_a_script_that_the_server_forgot_runs_all_the_same(
+        self, client: HookedRedis, store: RedisStateStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where a script is gone each time it is to run, its text is sent, and everything works."""
+
+        def gone(*arguments: Any, **options: Any) -> None:
+            message = "No matching script. Please use EVAL."
+            raise redis.exceptions.NoScriptError(message)
+
+        monkeypatch.setattr(client, "evalsha", gone)
+        store.upsert(a_record(doc_id="d", full_content="text"))
+        record = store.get("alice", "d")
+        assert record is not None
+        assert record.full_content == "text"
+        store.chunk_store.save_chunks("alice", "d", [{"chunk_index": 0, "text": "chunk", "vector": [0.5]}])
+        assert [chunk["text"] for chunk in store.chunk_store.load_chunks("alice", "d")] == ["chunk"]
+
     def test_a_refusal_is_about_what_is_there(self, client: HookedRedis, store: RedisStateStore) -> None:
         """A rule that misses a document in what is remembered is asked again about what is stored."""
         store.upsert(a_record(doc_id="d1"))
