@@ -5,11 +5,12 @@ Pure: documents and findings in, documents and drafts of provenance out.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from numbers import Integral
 from pathlib import PurePath, PurePosixPath
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 
+_ATOMS = (str, int, float, bool, type(None))
 _BEYOND_ANY_ID = 10**100
 """Python refuses to write out numbers of some thousand digits."""
 
@@ -54,6 +56,11 @@ class GlobalDocument:
     doc_path: str = ""
     chunk_index: int | None = None
     digest: str = ""
+
+    @property
+    def length(self) -> int:
+        """Its characters."""
+        return len(self.document.page_content)
 
     @property
     def retrieved_text(self) -> RetrievedText:
@@ -116,21 +123,15 @@ class CopyFindings:
 
 @dataclass(frozen=True)
 class Answer:
-    """The documents of a call, what they mean for the records, and where each came from."""
+    """The documents of a call, what they mean for the records, and what each is made of."""
 
     documents: list[Document]
-    sources: list[SourceEntry]
-    """In the order of the documents; states and counts are filled in by `describe_sources`."""
+    origins: Sequence[CachedDocument | Sequence[GlobalDocument]]
+    """The copies, and the pieces of each other source document, in the order of the documents."""
+    found_ids: set[str]
+    """What the wrapped retriever found."""
     findings: QueryFindings
     withheld: tuple[WithheldCopy, ...] = ()
-
-
-@dataclass
-class _Pieces:
-    """Pieces of one document in the result, gathered for its entry."""
-
-    first: GlobalDocument
-    pieces: list[GlobalDocument] = field(default_factory=list)
 
 
 def identify(document: Document, document_id: str | Callable[[Document], str | None] | None) -> str | None:
@@ -141,15 +142,23 @@ def identify(document: Document, document_id: str | Callable[[Document], str | N
         except LookupError:
             # The usual function looks into the metadata; a document without the key has no id.
             return None
-    keys = ("doc_id", "source", "doc_path") if document_id is None else (document_id,)
-    candidates = (_as_id(document.metadata.get(key)) for key in keys)
-    return next((found for found in candidates if found is not None), None)
+    return _first_id(document.metadata, ("doc_id", "source", "doc_path") if document_id is None else (document_id,))
+
+
+def _first_id(metadata: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    for key in keys:
+        found = _as_id(metadata.get(key))
+        if found is not None:
+            return found
+    return None
 
 
 def _as_id(value: object) -> str | None:
     """An id of a kind that identifies: text, a whole number, a UUID, a path. `nan`, say, would be everybody's."""
     text = ""
-    if isinstance(value, (str, UUID, PurePath)):
+    if type(value) is str:
+        text = value
+    elif isinstance(value, (str, UUID, PurePath)):
         text = str(value)
     elif isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
         number = int(value)
@@ -159,8 +168,7 @@ def _as_id(value: object) -> str | None:
 
 def _label(metadata: Mapping[str, Any], *keys: str) -> str:
     """The first of these values that can name something, as text; other types name nothing."""
-    values = (_as_id(metadata.get(key)) for key in keys)
-    return next((value for value in values if value is not None), "")
+    return _first_id(metadata, keys) or ""
 
 
 def read_global(document: Document, config: RagWikiRetrieverConfig) -> GlobalDocument:
@@ -235,7 +243,8 @@ def compose(
     )
     return Answer(
         documents=[item.document if isinstance(item, GlobalDocument) else _as_document(item) for item in chosen],
-        sources=_sources(chosen, found_ids, {doc_id for doc_id, kept in withheld.items() if kept.reason == "stale"}),
+        origins=_by_document(chosen),
+        found_ids=found_ids,
         findings=findings,
         withheld=tuple(withheld.values()),
     )
@@ -276,12 +285,12 @@ def _withheld(
 
 def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A copy that shares nothing that can be copied; a value that can't (a handle, a lock) stays the caller's."""
-    copied: dict[str, Any] = {}
+    copied = dict(metadata)
     for name, value in metadata.items():
-        try:
-            copied[name] = value if isinstance(value, (str, int, float, type(None))) else copy.deepcopy(value)
-        except Exception:  # what deepcopy raises is up to the value's class
-            copied[name] = value
+        if type(value) not in _ATOMS:
+            # What deepcopy raises is up to the value's class.
+            with contextlib.suppress(Exception):
+                copied[name] = copy.deepcopy(value)
     return copied
 
 
@@ -290,17 +299,14 @@ def _in_document_order(found: DocumentHits) -> list[Any]:
 
 
 def _fetched(found: Sequence[GlobalDocument], in_place: set[str]) -> dict[str, FetchedDocument]:
-    fetched: dict[str, FetchedDocument] = {}
+    pieces: dict[str, list[GlobalDocument]] = {}
     for item in found:
-        if item.doc_id is None:
-            continue
-        if item.doc_id not in fetched:
-            fetched[item.doc_id] = FetchedDocument(
-                item.doc_title, item.doc_path, in_place_of_copy=item.doc_id in in_place
-            )
-        before = fetched[item.doc_id]
-        fetched[item.doc_id] = replace(before, texts=(*before.texts, item.retrieved_text))
-    return fetched
+        if item.doc_id is not None:
+            pieces.setdefault(item.doc_id, []).append(item)
+    return {
+        doc_id: FetchedDocument(own[0].doc_title, own[0].doc_path, own, in_place_of_copy=doc_id in in_place)
+        for doc_id, own in pieces.items()
+    }
 
 
 def _as_document(item: CachedDocument) -> Document:
@@ -320,33 +326,46 @@ def _as_document(item: CachedDocument) -> Document:
     return Document(page_content=item.text, metadata=metadata)
 
 
-def _sources(
-    chosen: Sequence[CachedDocument | GlobalDocument], found_ids: set[str], stale: set[str]
-) -> list[SourceEntry]:
-    entries: list[SourceEntry | _Pieces] = []
-    by_id: dict[str, _Pieces] = {}
+def _by_document(
+    chosen: Sequence[CachedDocument | GlobalDocument],
+) -> list[CachedDocument | Sequence[GlobalDocument]]:
+    """The copies as they are, and pieces of one document together where the first of them stands."""
+    origins: list[CachedDocument | Sequence[GlobalDocument]] = []
+    by_id: dict[str, list[GlobalDocument]] = {}
     for item in chosen:
         if isinstance(item, CachedDocument):
-            entries.append(_cached_source(item, found_ids))
+            origins.append(item)
         elif item.doc_id is not None and item.doc_id in by_id:
-            by_id[item.doc_id].pieces.append(item)
+            by_id[item.doc_id].append(item)
         else:
-            pieces = _Pieces(item, [item])
-            entries.append(pieces)
+            pieces = [item]
+            origins.append(pieces)
             if item.doc_id is not None:
                 by_id[item.doc_id] = pieces
-    return [_global_source(entry, stale) if isinstance(entry, _Pieces) else entry for entry in entries]
+    return origins
 
 
-def _cached_source(item: CachedDocument, found_ids: set[str]) -> SourceEntry:
+def describe_sources(answer: Answer, records: Mapping[str, UserDocRecord]) -> list[SourceEntry]:
+    """An entry for each document of an answer, with the state and count that it has after the call."""
+    stale = {kept.doc_id for kept in answer.withheld if kept.reason == "stale"}
+    return [
+        _cached_source(origin, answer.found_ids, records.get(origin.record.doc_id))
+        if isinstance(origin, CachedDocument)
+        else _global_source(origin, stale, records.get(origin[0].doc_id or ""))
+        for origin in answer.origins
+    ]
+
+
+def _cached_source(item: CachedDocument, found_ids: set[str], after: UserDocRecord | None) -> SourceEntry:
     record, copied = item.record, item.found.document.copy
     best = item.found.hits[0].position if item.found.hits else 0
     return SourceEntry(
         doc_id=record.doc_id,
         doc_title=record.doc_title,
         doc_path=record.doc_path,
-        user_state=record.user_state,
-        fetch_count=record.fetch_count,
+        # A document that this very call let go answered as what it was.
+        user_state=record.user_state if after is None or not after.saved else after.user_state,
+        fetch_count=record.fetch_count if after is None else after.fetch_count,
         chunks_used=item.chunks,
         total_chunks=record.chunk_count or None,
         section_heading=copied.section(best) if copied is not None else None,
@@ -358,24 +377,26 @@ def _cached_source(item: CachedDocument, found_ids: set[str]) -> SourceEntry:
     )
 
 
-def _global_source(entry: _Pieces, stale: set[str]) -> SourceEntry:
-    first, metadata = entry.first, entry.first.document.metadata
-    numbers = [piece.chunk_index for piece in entry.pieces if piece.chunk_index is not None]
+def _global_source(
+    pieces: Sequence[GlobalDocument], stale: set[str], after: UserDocRecord | None
+) -> SourceEntry:
+    first, metadata = pieces[0], pieces[0].document.metadata
+    numbers = [piece.chunk_index for piece in pieces if piece.chunk_index is not None]
     total = metadata.get("total_chunks")
-    scores = [_score(piece.document.metadata.get("score")) for piece in entry.pieces]
+    scores = [_score(piece.document.metadata.get("score")) for piece in pieces]
     title = first.doc_title or _label(metadata, "doc_title", "title")
     return SourceEntry(
         doc_id=first.doc_id,
         doc_title=title,
         doc_path=first.doc_path,
-        user_state=DocumentState.GLOBAL,
-        fetch_count=0,
-        chunks_used=tuple(sorted(set(numbers))) if len(numbers) == len(entry.pieces) else (),
+        user_state=DocumentState.GLOBAL if after is None else after.user_state,
+        fetch_count=0 if after is None else after.fetch_count,
+        chunks_used=tuple(sorted(set(numbers))) if len(numbers) == len(pieces) else (),
         total_chunks=total if isinstance(total, int) and not isinstance(total, bool) else None,
         section_heading=_label(metadata, "section", "section_heading") or None,
         scores=tuple(score for score in scores if score is not None),
         stale=first.doc_id in stale,
-        passages=len(entry.pieces),
+        passages=len(pieces),
     )
 
 
@@ -388,20 +409,6 @@ def _score(value: object) -> float | None:
     except (OverflowError, TypeError):
         return None
     return score if math.isfinite(score) else None
-
-
-def describe_sources(sources: Sequence[SourceEntry], records: Mapping[str, UserDocRecord]) -> list[SourceEntry]:
-    """The entries with the states and counts that their documents have after the call."""
-    described = []
-    for source in sources:
-        record = records.get(source.doc_id) if source.doc_id is not None else None
-        if record is None:
-            described.append(source)
-            continue
-        # A document that this very call let go answered as what it was.
-        state = source.user_state if source.from_cache and not record.saved else record.user_state
-        described.append(replace(source, user_state=state, fetch_count=record.fetch_count))
-    return described
 
 
 def unavailable_copy(document: IndexedDocument, reason: str) -> WithheldCopy:

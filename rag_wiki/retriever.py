@@ -116,8 +116,8 @@ def _pool() -> tuple[ThreadPoolExecutor, threading.BoundedSemaphore]:
 def _beside(procedure: Procedure[T]) -> Callable[[], T]:
     """Begin to run a procedure beside the caller; the function returned waits for its result.
 
-    When all threads are taken it runs when it is waited for: nobody queues behind a search that may itself
-    (in an embedder, an access check) wait for another one.
+    What no thread has begun by then runs where it is waited for. So it does when all threads are taken: nobody
+    queues behind a search that may itself (in an embedder, an access check) wait for another one.
     """
     pool, free = _pool()
     if not free.acquire(blocking=False):
@@ -130,7 +130,12 @@ def _beside(procedure: Procedure[T]) -> Callable[[], T]:
         finally:
             free.release()
 
-    return pool.submit(work).result
+    begun = pool.submit(work)
+
+    def finish() -> T:
+        return work() if begun.cancel() else begun.result()
+
+    return finish
 
 
 _folders: WeakValueDictionary[Path, ChunkStore] = WeakValueDictionary()
@@ -372,6 +377,9 @@ class RagWikiRetriever(BaseRetriever):
         if self._asks_on_miss(call):
             cache = run(self._recall.search_copies(call))
             found = None if cache.answered else self._ask_global(call, run_manager)
+        elif self._recall.pace.is_quick:
+            found = self._ask_global(call, run_manager)
+            cache = run(self._recall.search_copies(call))
         else:
             finish = _beside(self._recall.search_copies(call))
             try:
@@ -458,7 +466,9 @@ class RagWikiRetriever(BaseRetriever):
     def _ask_global(self, call: Call, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         with call.timed("global"):
             config = self._child_config(call, run_manager)
-            return _checked(self.global_retriever.invoke(call.query, config, **call.arguments))
+            found = _checked(self.global_retriever.invoke(call.query, config, **call.arguments))
+        self._recall.pace.note(call.timings["global"])
+        return found
 
     async def _aask_global(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:
         with call.timed("global"):

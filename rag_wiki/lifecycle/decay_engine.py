@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rag_wiki.clock import Clock, as_utc, days_between, utc_now
@@ -78,7 +78,7 @@ def apply_decay(record: UserDocRecord, hit_rate: float, config: DecayConfig, now
     if record.pinned_by_user or not record.saved:
         return Step(record)
     score = decay_score(record, hit_rate, config, now)
-    scored = replace(record, decay_score=score)
+    scored = record.changed(decay_score=score)
     if scored.user_state is DocumentState.PINNED and score < config.pin_threshold:
         why = f"score {score:.2f} fell below the pin threshold {config.pin_threshold:g}"
         unpinned = move(scored, DocumentState.CLAIMED, now)
@@ -112,7 +112,7 @@ def demote(record: UserDocRecord, why: str, now: datetime) -> Step:
 
 def vote(record: UserDocRecord, signal: float, hit_rate: float, config: DecayConfig, now: datetime) -> Step:
     """Set the user's vote, +1 or −1; the last one counts, however often it is given."""
-    after = replace(record, explicit_signal=signal)
+    after = record.changed(explicit_signal=signal)
     if after.saved:
         after.decay_score = decay_score(after, hit_rate, config, now)
     why = "thumbs up" if signal > 0 else "thumbs down"
@@ -133,7 +133,7 @@ def pin(record: UserDocRecord, now: datetime) -> Step:
         raise InvalidTransitionError(msg)
     if record.pinned_by_user:
         return Step(record)
-    after = replace(move(record, DocumentState.PINNED, now), pinned_by_user=True, cache_miss_streak=0)
+    after = move(record, DocumentState.PINNED, now).changed(pinned_by_user=True, cache_miss_streak=0)
     return Step(after, (describe(record, after, "pinned", "the user pinned it", now),))
 
 
@@ -149,13 +149,13 @@ def unpin(record: UserDocRecord, now: datetime) -> Step:
             "there is no pin to take away"
         )
         raise InvalidTransitionError(msg)
-    after = replace(move(record, DocumentState.CLAIMED, now), cache_miss_streak=0)
+    after = move(record, DocumentState.CLAIMED, now).changed(cache_miss_streak=0)
     return Step(after, (describe(record, after, "unpinned", "the user unpinned it", now),))
 
 
 def remove(record: UserDocRecord, now: datetime) -> Step:
     """Remove a document for the user, whatever its state; nothing is suggested about it for 30 days."""
-    after = replace(move(record, DocumentState.DEMOTED, now), no_resiluggest_until=now + REMOVAL_QUIET)
+    after = move(record, DocumentState.DEMOTED, now).changed(no_resiluggest_until=now + REMOVAL_QUIET)
     if record.user_state is DocumentState.DEMOTED:
         return Step(after)
     return Step(after, (describe(record, after, "removed", "the user removed it", now),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from rag_wiki.clock import Clock, as_utc, utc_now
@@ -69,7 +69,7 @@ def count_fetch(record: UserDocRecord, *, fetch_threshold: int, reset_threshold:
     elif record.counting and record.queries_missed >= reset_threshold:
         lapsed = lapse(record, fetch_threshold, now)
         record, events = lapsed.record, [*lapsed.events]
-    record = replace(record, fetch_count=record.fetch_count + 1, last_fetched_at=now, queries_missed=0)
+    record = fetched_once(record, now)
     if came_back or first_time:
         why = "fetched again after it was let go" if came_back else "fetched for the first time"
         events.append(describe(before, record, "surfaced", why, now))
@@ -80,6 +80,11 @@ def count_fetch(record: UserDocRecord, *, fetch_threshold: int, reset_threshold:
     events.append(describe(before, record, "suggested", why, now))
     suggestion = SuggestionEvent(record.user_id, record.doc_id, record.doc_title, record.doc_path, record.fetch_count)
     return Step(record, tuple(events), suggestion)
+
+
+def fetched_once(record: UserDocRecord, now: datetime) -> UserDocRecord:
+    """The record with one more fetch."""
+    return record.changed(fetch_count=record.fetch_count + 1, last_fetched_at=now, queries_missed=0)
 
 
 def suggestion_due(record: UserDocRecord, fetch_threshold: int, now: datetime) -> bool:
@@ -93,7 +98,7 @@ def suggestion_due(record: UserDocRecord, fetch_threshold: int, now: datetime) -
 
 def count_miss(record: UserDocRecord, *, fetch_threshold: int, reset_threshold: int, now: datetime) -> Step:
     """A query did not fetch this document; after `reset_threshold` of them its count starts again."""
-    record = replace(record, queries_missed=record.queries_missed + 1)
+    record = record.changed(queries_missed=record.queries_missed + 1)
     if record.counting and record.queries_missed >= reset_threshold:
         return lapse(record, fetch_threshold, now)
     return Step(record)
@@ -101,8 +106,7 @@ def count_miss(record: UserDocRecord, *, fetch_threshold: int, reset_threshold: 
 
 def lapse(record: UserDocRecord, fetch_threshold: int, now: datetime) -> Step:
     """Start a count again at zero, and let a pending suggestion go; the gap earned by declines stays."""
-    after = replace(
-        move(record, DocumentState.SURFACED, now),
+    after = move(record, DocumentState.SURFACED, now).changed(
         fetch_count=0,
         next_suggest_at=gap(fetch_threshold, record.decline_count) if record.decline_count else 0,
     )
@@ -130,8 +134,7 @@ def decline(record: UserDocRecord, fetch_threshold: int, now: datetime) -> Step:
         )
         raise InvalidTransitionError(msg)
     declines = record.decline_count + 1
-    after = replace(
-        move(record, DocumentState.SURFACED, now),
+    after = move(record, DocumentState.SURFACED, now).changed(
         suggestion_sent=False,
         decline_count=declines,
         next_suggest_at=record.fetch_count + gap(fetch_threshold, declines),
@@ -188,8 +191,7 @@ class FetchCounter:
         def decide(view: UserView) -> UserChange:
             record = view.records.get(doc_id) or self._state_machine.make_surfaced(user_id, doc_id, doc_title, doc_path)
             if record.saved:
-                counted = replace(record, fetch_count=record.fetch_count + 1, last_fetched_at=moment, queries_missed=0)
-                return UserChange(records=[counted])
+                return UserChange(records=[fetched_once(record, moment)])
             step = count_fetch(
                 record, fetch_threshold=self._fetch_threshold, reset_threshold=self._reset_threshold, now=moment
             )
@@ -232,13 +234,13 @@ class FetchCounter:
 
         def decide(view: UserView) -> UserChange:
             before = known(view, doc_id)
-            after = replace(before) if before.saved else move(before, DocumentState.CLAIMED, moment)
+            after = before.changed() if before.saved else move(before, DocumentState.CLAIMED, moment)
             after.content_source = "argument"
             event = describe(before, after, "saved", "the user accepted", moment)
             return UserChange(records=[after], contents={doc_id: full_content}, events=[event])
 
         saved = self._store.change(user_id, [doc_id], decide).records[0]
-        return replace(saved, full_content=full_content)
+        return saved.changed(full_content=full_content)
 
     def decline_suggestion(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
         """Note that the user does not want it saved; without a pending suggestion nothing happens.

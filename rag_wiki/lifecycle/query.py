@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from rag_wiki.lifecycle.decay_engine import demote
-from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch, lapse
+from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch, fetched_once, lapse
 from rag_wiki.lifecycle.state_machine import StateMachine, describe
 from rag_wiki.storage.records import RetrievedText, UserChange, UserDocRecord, UserView
 
-__all__ = ["FetchedDocument", "QueryFindings", "QueryOutcome", "QueryRules", "account_for_query"]
+__all__ = ["FetchedDocument", "FoundText", "QueryFindings", "QueryOutcome", "QueryRules", "account_for_query"]
 
 MOST_TEXTS = 64
 MOST_TEXT_CHARS = 200_000
@@ -27,13 +28,28 @@ class QueryRules:
     max_cache_miss_streak: int
 
 
+class FoundText(Protocol):
+    """A text among the global results. Most were seen before; only what is new to keep is put into its stored form."""
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def length(self) -> int:
+        """Its characters."""
+
+    @property
+    def retrieved_text(self) -> RetrievedText:
+        """It, as it is kept for saving."""
+
+
 @dataclass(frozen=True)
 class FetchedDocument:
     """A document in the global results of a query."""
 
     doc_title: str
     doc_path: str
-    texts: tuple[RetrievedText, ...] = ()
+    texts: Sequence[FoundText] = ()
     in_place_of_copy: bool = False
     """It is saved, but its copy could not answer, and the source's text was served instead."""
 
@@ -85,7 +101,7 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         if record is not None and step.record.stale_since is not None and record.stale_since is None:
             clear.append(doc_id)
         if kept is not step.record:
-            step = replace(step, record=kept)
+            step = Step(kept, step.events, step.suggestion)
         texts += fresh
         steps.append(step)
         after[doc_id] = kept
@@ -135,13 +151,13 @@ def _account_for_document(
         if fetched is not None:
             named = record or StateMachine.make_surfaced(view.user_id, doc_id, fetched.doc_title, fetched.doc_path)
             if (named.doc_title, named.doc_path) != (fetched.doc_title, fetched.doc_path):
-                named = replace(named, doc_title=fetched.doc_title, doc_path=fetched.doc_path)
+                named = named.changed(doc_title=fetched.doc_title, doc_path=fetched.doc_path)
             return count_fetch(
                 named, fetch_threshold=rules.fetch_threshold, reset_threshold=rules.reset_threshold, now=now
             )
         missed = record is not None and record.counting and found.asked
         if record is not None and missed and record.queries_missed + 1 >= rules.reset_threshold:
-            return lapse(replace(record, queries_missed=record.queries_missed + 1), rules.fetch_threshold, now)
+            return lapse(record.changed(queries_missed=record.queries_missed + 1), rules.fetch_threshold, now)
         return None
     return _account_for_saved(record, fetched, found, rules, now)
 
@@ -157,22 +173,22 @@ def _account_for_saved(
     events = []
     after = record
     if _is_of(record, found.stale) and record.stale_since is None:
-        after = replace(after, stale_since=now)
+        after = after.changed(stale_since=now)
         events.append(describe(record, after, "stale", found.stale[doc_id][1], now))
     if _is_of(record, found.answered) or (fetched is not None and fetched.in_place_of_copy):
-        after = replace(after, fetch_count=after.fetch_count + 1, last_fetched_at=now, queries_missed=0)
+        after = fetched_once(after, now)
     if doc_id in found.matched or (fetched is not None and fetched.in_place_of_copy):
-        return Step(replace(after, cache_miss_streak=0), tuple(events))
+        return Step(after.changed(cache_miss_streak=0), tuple(events))
     if found.searched is not None and record.streak_counts:
         streak = record.cache_miss_streak + 1
         if doc_id not in found.searched:
             # Its vectors could not be compared this time; that is no miss.
-            after = replace(after, cache_miss_streak=0)
+            after = after.changed(cache_miss_streak=0)
         elif streak >= rules.max_cache_miss_streak:
-            gone = demote(replace(after, cache_miss_streak=streak), f"no hit in {streak} searches in a row", now)
+            gone = demote(after.changed(cache_miss_streak=streak), f"no hit in {streak} searches in a row", now)
             return Step(gone.record, (*events, *gone.events))
         elif after is not record:
-            after = replace(after, cache_miss_streak=streak)
+            after = after.changed(cache_miss_streak=streak)
     return None if after is record else Step(after, tuple(events))
 
 
@@ -191,12 +207,13 @@ def _keep_texts(
     newly_stale = record.stale_since is not None and (before is None or before.stale_since is None)
     known = () if newly_stale else record.retrieved
     chars = 0 if newly_stale else record.retrieved_chars
-    fresh: list[RetrievedText] = []
+    fresh: dict[str, FoundText] = {}
     for text in fetched.texts:
-        seen = text.digest in known or any(text.digest == other.digest for other in fresh)
-        if not seen and len(known) + len(fresh) < MOST_TEXTS and chars + len(text.text) <= MOST_TEXT_CHARS:
-            fresh.append(text)
-            chars += len(text.text)
+        seen = text.digest in known or text.digest in fresh
+        if not seen and len(known) + len(fresh) < MOST_TEXTS and chars + text.length <= MOST_TEXT_CHARS:
+            fresh[text.digest] = text
+            chars += text.length
     if not fresh and not newly_stale:
         return record, []
-    return replace(record, retrieved=(*known, *(text.digest for text in fresh)), retrieved_chars=chars), fresh
+    kept = [text.retrieved_text for text in fresh.values()]
+    return record.changed(retrieved=(*known, *fresh), retrieved_chars=chars), kept

@@ -6,7 +6,6 @@ Everything that moves a state is in this file. It does not know why somebody wan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -56,7 +55,7 @@ def move(record: UserDocRecord, to: DocumentState, now: datetime) -> UserDocReco
     """
     came_from = record.user_state
     if to == came_from:
-        return replace(record)
+        return record.changed()
     if to not in TRANSITIONS[came_from]:
         allowed = ", ".join(sorted(TRANSITIONS[came_from])) or "none"
         msg = (
@@ -87,7 +86,7 @@ def move(record: UserDocRecord, to: DocumentState, now: datetime) -> UserDocReco
         fields = {"pinned_at": now, **_NO_CANDIDATE}
     elif to is DocumentState.DEMOTED:
         fields = {**_FRESH_COUNT, **_NO_PIN, **_NO_CANDIDATE, **_NO_COPY, "demoted_at": now}
-    return replace(record, user_state=to, **fields)
+    return record.changed(user_state=to, **fields)
 
 
 def describe(before: UserDocRecord, after: UserDocRecord, what: str, why: str, now: datetime) -> DocumentEvent:

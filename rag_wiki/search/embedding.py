@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,6 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import ArrayLike, NDArray
 
 from rag_wiki.errors import EmbeddingError
-from rag_wiki.storage.chunk_store import unit_rows
 
 __all__ = ["FoundEmbeddings", "check_query_vector", "check_vectors", "find_embeddings", "fingerprint"]
 
@@ -133,15 +133,17 @@ def check_query_vector(vector: ArrayLike) -> NDArray[np.float32]:
         EmbeddingError: It is empty or not finite.
     """
     try:
-        row = _as_row(vector).reshape(1, -1)
+        row = _as_row(vector)
     except (TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for the query: {error}"
         raise EmbeddingError(msg) from error
-    if row.shape[1] == 0 or not np.isfinite(row).all():
-        msg = f"the embedding model returned an empty or non-finite vector of width {row.shape[1]} for the query"
+    # As `unit_rows` does, for one: in float64, where no float32 is too long or too short to be squared.
+    exact = row.astype(np.float64)
+    length = math.sqrt(exact @ exact)
+    if row.shape[0] == 0 or not math.isfinite(length):
+        msg = f"the embedding model returned an empty or non-finite vector of width {row.shape[0]} for the query"
         raise EmbeddingError(msg)
-    unit: NDArray[np.float32] = unit_rows(row)[0]
-    return unit
+    return (exact / length).astype(np.float32) if length else row
 
 
 def _as_row(vector: ArrayLike) -> NDArray[np.float32]:

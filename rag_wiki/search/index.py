@@ -144,9 +144,9 @@ class UserIndex:
         documents, starts, pinned = self._compared
         if not documents or query.shape[0] != self.width or not query.any():
             return []
-        scores = np.clip(self.matrix @ query, -1.0, 1.0)
+        scores = self.matrix @ query
         found: dict[int, list[int]] = {}
-        rows = np.flatnonzero(scores >= threshold - _ROUNDING)
+        rows = (scores >= threshold - _ROUNDING).nonzero()[0]
         if rows.size:
             owners = np.searchsorted(starts, rows, side="right") - 1
             # By document, best first; the rank within a document is the distance from where it begins.
@@ -168,9 +168,14 @@ def _hits(document: IndexedDocument, rows: Sequence[int], scores: Matrix, *, abo
     copy = document.copy
     indices: tuple[int, ...] = copy.indices if copy is not None else ()
     hits = tuple(
-        ChunkHit(row - document.start, indices[row - document.start], round(float(scores[row]), 6)) for row in rows
+        ChunkHit(row - document.start, indices[row - document.start], _cosine(scores[row])) for row in rows
     )
     return DocumentHits(document, hits, above)
+
+
+def _cosine(score: np.float32) -> float:
+    """A product of unit vectors, rid of what rounding added to it."""
+    return round(min(max(float(score), -1.0), 1.0), 6)
 
 
 class IndexCache:

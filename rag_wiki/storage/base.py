@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from typing_extensions import Self
 
 from rag_wiki.clock import as_utc
 from rag_wiki.storage.codec import (
+    RecordMemory,
     StoredChange,
     StoredDocument,
     StoredUser,
@@ -187,17 +189,24 @@ class StateStore(ABC):
         """
         user_key = self._user_key(user_id)
         keys = list(dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys]))
-        applied = UserChange()
+        applied, written = UserChange(), StoredChange(StoredUser())
 
         def step(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
-            nonlocal applied
-            records = [decode_record(stored, user.clocks) for stored in documents.values()]
-            view = UserView(user_id, user.clocks, user.revision, {record.doc_id: record for record in records})
+            nonlocal applied, written
+            clocks = user.clocks
+            records = [self._memory.decode(user_key, stored, clocks) for stored in documents.values()]
+            view = UserView(user_id, clocks, user.revision, {record.doc_id: record for record in records})
             applied = decide(view)
-            return encode_change(view, user, applied)
+            written = encode_change(view, user, applied)
+            return written
 
         self._change(user_key, keys, step)
+        self._memory.keep(user_key, written.documents, applied.records, written.user.clocks)
         return applied
+
+    @cached_property
+    def _memory(self) -> RecordMemory:
+        return RecordMemory()
 
     # -- history, texts, forgetting ------------------------------------------------------------------
 
@@ -213,6 +222,7 @@ class StateStore(ABC):
         """Remove every trace of the user from this store, chunks beside the state included, and count it."""
         # The state first: who applies a query meanwhile then finds no record whose chunks it would hit.
         forgotten = self._forget(self._user_key(user_id))
+        self._memory.forget(self._user_key(user_id))
         return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
 
     # -- jobs ------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import date, datetime
@@ -33,6 +35,7 @@ from rag_wiki.storage.records import (
 )
 
 __all__ = [
+    "RecordMemory",
     "StoredChange",
     "StoredDocument",
     "StoredUser",
@@ -55,6 +58,9 @@ _MOST_FLOORS = 32
 _LONGEST_NUMBER_BITS = 4096
 LONGEST_KEY = 200
 """Longer encoded ids become a hash: databases limit the length of what they index."""
+_PLAIN_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_KEY}}}")
+"""Ids that encoding would leave as they are: most, and a query asks for many keys."""
+_to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class StoredChange:
     user: StoredUser
     deleted: Sequence[str] = ()
     documents: Sequence[StoredDocument] = ()
-    """Written without `content`."""
+    """Written without `content`; in the order of the records that they are the form of."""
     contents: Mapping[str, str | None] = field(default_factory=dict)
     events: Sequence[tuple[str, str]] = ()
     """(document key, payload)."""
@@ -108,6 +114,8 @@ class StoredChange:
 
 def storage_key(text: str) -> str:
     """Encode an id so that different ids never share a key: ASCII, no separator, of bounded length."""
+    if _PLAIN_KEY.fullmatch(text):
+        return text
     encoded = quote(text.encode("utf-8", "surrogatepass"), safe="")
     # quote() leaves `~` and `_` alone; `~` marks a hash here, so it must not begin an encoded id.
     encoded = encoded.replace("~", "%7E")
@@ -118,7 +126,7 @@ def storage_key(text: str) -> str:
 
 def dump_json(value: object) -> str:
     """Compact ASCII JSON: any Python string survives it, NUL and lone surrogates too."""
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return _to_json(value)
 
 
 def plain(value: Any, floors: int = _MOST_FLOORS) -> Any:
@@ -190,32 +198,26 @@ def decode_user(user_id: str | bytes, *counters: str | int | None) -> StoredUser
         raise CorruptDataError(msg) from error
 
 
-_FIELDS = {item.name: item for item in fields(UserDocRecord)}
-_REQUIRED = ("user_id", "doc_id", "doc_title", "doc_path")
-_ELSEWHERE = {"user_state", "full_content", "queries_missed", "cache_miss_streak"}
+_TEXTS = ("user_id", "doc_id", "doc_title", "doc_path")
+"""Always stored; a record without them is unreadable."""
+_DEFAULTS = {item.name: None if item.default is MISSING else item.default for item in fields(UserDocRecord)}
+_ELSEWHERE = ("user_state", "full_content", "queries_missed", "cache_miss_streak")
 """Fields with a place of their own in `StoredDocument`, or kept as clock readings."""
-_PLAIN = tuple(name for name in _FIELDS if name not in _ELSEWHERE and name not in TIME_FIELDS)
-_DEFAULTS = {
-    name: (item.default if item.default is not MISSING else None)
-    for name, item in _FIELDS.items()
-    if name not in _REQUIRED
-}
+_STORED = tuple((name, default) for name, default in _DEFAULTS.items() if name not in _ELSEWHERE)
 
 
 def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = None) -> StoredDocument:
     """The stored form of a record at the given readings of the user's clocks."""
     seen, hit = clocks.queries - record.queries_missed, clocks.searches - record.cache_miss_streak
-    payload: dict[str, Any] = {
-        name: value for name in _PLAIN if (value := getattr(record, name)) != _DEFAULTS.get(name) or name in _REQUIRED
-    }
+    held = record.__dict__
+    payload: dict[str, Any] = {name: value for name, default in _STORED if (value := held[name]) != default}
     for name in TIME_FIELDS:
-        moment = getattr(record, name)
-        if moment is not None:
-            payload[name] = as_utc(moment).isoformat()
+        if name in payload:
+            payload[name] = as_utc(payload[name]).isoformat()
     payload["seen_at"], payload["hit_at"] = seen, hit
     return StoredDocument(
         key=storage_key(record.doc_id),
-        state=DocumentState(record.user_state).value,
+        state=record.user_state.value,
         payload=dump_json(payload),
         idle_seen=seen if record.counting else None,
         idle_hit=hit if record.streak_counts else None,
@@ -225,23 +227,82 @@ def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = N
 
 def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
     """The record of a stored form at the given readings of the user's clocks."""
-    what = f"record under the key {stored.key!r}"
-    payload = load_json(stored.payload, what)
     try:
-        values: dict[str, Any] = {name: payload[name] for name in _PLAIN if name in payload}
+        payload = json.loads(stored.payload)
+        seen, hit = payload.pop("seen_at"), payload.pop("hit_at")
         for name in TIME_FIELDS:
-            if payload.get(name) is not None:
-                values[name] = datetime.fromisoformat(payload[name])
-        return UserDocRecord(
-            **values,
-            user_state=DocumentState(stored.state),
-            full_content=None if stored.content is None else _parse(stored.content, what, str),
-            queries_missed=max(clocks.queries - int(payload["seen_at"]), 0),
-            cache_miss_streak=max(clocks.searches - int(payload["hit_at"]), 0),
+            if name in payload:
+                payload[name] = as_utc(datetime.fromisoformat(payload[name]))
+        if "retrieved" in payload:
+            payload["retrieved"] = tuple(payload["retrieved"])
+        # Filled in by hand: the constructor's checks take longer than all the rest, and were made when it was written.
+        record = object.__new__(UserDocRecord)
+        held = record.__dict__
+        held.update(_DEFAULTS)
+        held.update(payload)
+        held["user_state"] = _STATES[stored.state]
+        held["queries_missed"] = max(clocks.queries - seen, 0)
+        held["cache_miss_streak"] = max(clocks.searches - hit, 0)
+        if stored.content is not None:
+            held["full_content"] = _parse(stored.content, _record_at(stored), str)
+        if len(held) != len(_DEFAULTS) or not all(type(held[name]) is str for name in _TEXTS):
+            raise _unreadable(stored, f"its fields are {', '.join(sorted(payload))}")
+        return record
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(stored, repr(error)) from error
+
+
+_STATES = {state.value: state for state in DocumentState}
+
+
+class RecordMemory:
+    """The records that were written last, so that the query that comes next need not decode what this one encoded.
+
+    What is in the store decides: a record counts as known only while its stored form is the one that was written.
+    """
+
+    most = 512
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._written: dict[tuple[str, str], tuple[StoredDocument, UserDocRecord, Clocks]] = {}
+
+    def decode(self, user_key: str, stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
+        """`decode_record`, from memory where possible."""
+        known = self._written.get((user_key, stored.key))
+        if known is None or (known[0].payload, known[0].state) != (stored.payload, stored.state):
+            return decode_record(stored, clocks)
+        _, record, then = known
+        return record.changed(
+            queries_missed=max(record.queries_missed + clocks.queries - then.queries, 0),
+            cache_miss_streak=max(record.cache_miss_streak + clocks.searches - then.searches, 0),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        msg = f"stored {what} can't be read back: {error!r}. Delete it, or restore it from a backup."
-        raise CorruptDataError(msg) from error
+
+    def keep(
+        self, user_key: str, stored: Sequence[StoredDocument], records: Sequence[UserDocRecord], clocks: Clocks
+    ) -> None:
+        """Note records that were written, with the readings of the clocks that they are as of."""
+        with self._lock:
+            for item, record in zip(stored[-self.most :], records[-self.most :], strict=True):
+                self._written.pop((user_key, item.key), None)
+                self._written[user_key, item.key] = item, record.changed(full_content=None), clocks
+            while len(self._written) > self.most:
+                del self._written[next(iter(self._written))]
+
+    def forget(self, user_key: str) -> None:
+        """Keep nothing of a user."""
+        with self._lock:
+            for key in [key for key in self._written if key[0] == user_key]:
+                del self._written[key]
+
+
+def _record_at(stored: StoredDocument) -> str:
+    return f"record under the key {stored.key!r}"
+
+
+def _unreadable(stored: StoredDocument, why: str) -> CorruptDataError:
+    msg = f"stored {_record_at(stored)} can't be read back: {why}. Delete it, or restore it from a backup."
+    return CorruptDataError(msg)
 
 
 def encode_event(event: DocumentEvent) -> str:

@@ -25,9 +25,11 @@ class _ByReading:
 
     def put(self, key: str, reading: int | None) -> None:
         """Note the reading of a key; `None` takes it out."""
-        before = self._readings.pop(key, None)
+        before = self._readings.get(key)
+        if before == reading:
+            return
         if before is not None:
-            del self._ordered[bisect_left(self._ordered, (before, key))]
+            del self._readings[key], self._ordered[bisect_left(self._ordered, (before, key))]
         if reading is not None:
             self._readings[key] = reading
             insort(self._ordered, (reading, key))

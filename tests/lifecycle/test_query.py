@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,13 +36,30 @@ def saved(doc_id: str = "pods", **values: Any) -> UserDocRecord:
     return known(doc_id, settings.pop("state", DocumentState.CLAIMED), **settings)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A text as the wrapped retriever showed it."""
+
+    retrieved_text: RetrievedText
+
+    @property
+    def digest(self) -> str:
+        """What tells it from others."""
+        return self.retrieved_text.digest
+
+    @property
+    def length(self) -> int:
+        """Its characters."""
+        return len(self.retrieved_text.text)
+
+
 def fetched(*doc_ids: str, texts: Mapping[str, tuple[str, ...]] | None = None, in_place: bool = False) -> Any:
     """Documents as the wrapped retriever showed them."""
     return {
         doc_id: FetchedDocument(
             doc_id.title(),
             f"{doc_id}.md",
-            tuple(RetrievedText(doc_id, text, text) for text in (texts or {}).get(doc_id, ())),
+            tuple(Shown(RetrievedText(doc_id, text, text)) for text in (texts or {}).get(doc_id, ())),
             in_place_of_copy=in_place,
         )
         for doc_id in doc_ids
