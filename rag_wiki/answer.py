@@ -377,9 +377,7 @@ def _cached_source(item: CachedDocument, found_ids: set[str], after: UserDocReco
     )
 
 
-def _global_source(
-    pieces: Sequence[GlobalDocument], stale: set[str], after: UserDocRecord | None
-) -> SourceEntry:
+def _global_source(pieces: Sequence[GlobalDocument], stale: set[str], after: UserDocRecord | None) -> SourceEntry:
     first, metadata = pieces[0], pieces[0].document.metadata
     numbers = [piece.chunk_index for piece in pieces if piece.chunk_index is not None]
     total = metadata.get("total_chunks")

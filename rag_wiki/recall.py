@@ -43,7 +43,8 @@ from rag_wiki.search.index import ChunkHit, DocumentHits, IndexedDocument, UserI
 from rag_wiki.steps import Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
-from rag_wiki.storage.records import QueryStart, UserChange, UserView
+from rag_wiki.storage.records import QueryStart, UserChange, UserDocRecord, UserView
+from rag_wiki.together import Together
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
 
 __all__ = ["AccessCheck", "CacheFindings", "Call", "Recall", "SuggestionCallback", "embed_query"]
@@ -66,6 +67,8 @@ _REMEDIES = {
     "copy lost": "reindex() or refresh() makes them anew",
     "copy unreadable": "reindex() or refresh() makes them anew",
 }
+_SOON_BYTES = 32 * 1024 * 1024
+"""A product with so many bytes takes about a millisecond: a switch to another thread and back is no sooner done."""
 _LET_GO = "it did not answer for too many searches in a row"
 
 
@@ -79,6 +82,8 @@ class Call:
     config: RunnableConfig
     arguments: dict[str, Any]
     now: datetime
+    together: Together | None = None
+    """The questions that the user asks at the same time."""
     timings: dict[str, float] = field(default_factory=dict)
     provenance: ProvenanceBlock | None = None
     """Filled in when the call is done."""
@@ -236,6 +241,7 @@ class Recall:
                     call.user_id,
                     self.config.reset_threshold,
                     self.config.decay.max_cache_miss_streak,
+                    waits=self.store.waits,
                 )
             if found.start.saved:
                 yield from self._search_index(call, found, found.start)
@@ -253,20 +259,30 @@ class Recall:
         if model is not None:
             try:
                 with call.timed("embed"):
-                    vector = check_query_vector((yield embed_query(model, call.query)))
+                    if call.together is None:
+                        vector = check_query_vector((yield embed_query(model, call.query)))
+                    else:
+                        vector = yield call.together.embed(model, call.query)
             except Exception as error:  # somebody else's model may raise anything
                 self._degrade(found.degraded, "the query could not be embedded, saved copies were not searched", error)
                 return
+        name = None if model is None else self.model_name(model)
         with call.timed("search"):
-            hits = yield blocking(self._match, call, found, start, model, vector)
+            at_hand = None if vector is None else self.cache.peek(call.user_id, start.revision, name, vector.shape[0])
+            waits = at_hand is None or _bytes_to_read(at_hand, call.together) > _SOON_BYTES
+            hits = yield blocking(self._match, call, found, start, name, vector, waits=waits)
         allowed = yield from self._check_access(call, found, hits)
         with call.timed("read"):
-            found.cached = yield blocking(self._read_texts, call, found, allowed)
+            waits = any(self._must_read(call, hit.document.record) for hit in allowed)
+            found.cached = yield blocking(self._read_texts, call, found, allowed, waits=waits)
+
+    def _must_read(self, call: Call, record: UserDocRecord) -> bool:
+        """Whether what a saved document answers with is yet to be read."""
+        return record.always_full_doc or not self.cache.has_texts(call.user_id, record.doc_id, record.copy_id or "")
 
     def _match(
-        self, call: Call, found: CacheFindings, start: QueryStart, model: Embeddings | None, vector: Any
+        self, call: Call, found: CacheFindings, start: QueryStart, name: str | None, vector: Any
     ) -> list[DocumentHits]:
-        name = None if model is None else self.model_name(model)
         width = 0 if vector is None else vector.shape[0]
         index = self.cache.get(self.store, self.chunks, call.user_id, start.revision, name, width)
         found.index = index
@@ -282,7 +298,11 @@ class Recall:
         else:
             found.mode = "semantic" if index.size else "none"
             found.searched = index.searched_ids if index.size else None
-            hits = index.search(vector, self.config.similarity_threshold, self.config.local_top_k)
+            threshold, top_k = self.config.similarity_threshold, self.config.local_top_k
+            if call.together is None:
+                hits = index.search(vector, threshold, top_k)
+            else:
+                hits = call.together.search(index, call.query, threshold, top_k)
         # A copy that matched and is withheld has not missed.
         found.matched = frozenset(hit.document.record.doc_id for hit in hits if hit.above_threshold)
         return [hit for hit in hits if hit.document.record.doc_id not in found.unavailable]
@@ -369,9 +389,10 @@ class Recall:
         if any(item.doc_id is None for item in found or ()):
             self._warn_once("no id", _NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
         with call.timed("apply"):
-            verdicts = yield blocking(self._judge_copies, call, found or (), cache)
+            verdicts = yield from self._judge_copies(call, found or (), cache)
             answer = compose(found, cache, verdicts, only_found=bool(call.arguments), k=call.k)
-            outcome: QueryOutcome = yield blocking(self._apply, call, answer, cache)
+            waits = self.store.waits or self.chunks is not self.store.chunk_store
+            outcome: QueryOutcome = yield blocking(self._apply, call, answer, cache, waits=waits)
         if outcome.suggestions and self.embeddings.model is None:
             self._warn_once(
                 "no model",
@@ -397,7 +418,7 @@ class Recall:
 
     def _judge_copies(
         self, call: Call, found: Sequence[GlobalDocument], cache: CacheFindings
-    ) -> dict[tuple[str, str], CopyVerdict]:
+    ) -> Procedure[dict[tuple[str, str], CopyVerdict]]:
         """Compare what the source shows with the saved copies. Almost always from memory."""
         verdicts: dict[tuple[str, str], CopyVerdict] = {}
         if cache.index is None:
@@ -410,7 +431,7 @@ class Recall:
             verdict = self._verdict(key)
             if verdict is None:
                 try:
-                    verdict = self._judge_copy(call, item, document)
+                    verdict = yield blocking(self._judge_copy, call, item, document)
                 except Exception as error:
                     self._degrade(cache.degraded, f"the copy of {item.doc_id!r} could not be checked", error)
                     continue
@@ -513,6 +534,11 @@ _NO_ID_WARNING = (
 def embed_query(model: Embeddings, query: str) -> Step[Any]:
     """Embed a query, by the model's own async method when awaited."""
     return Step(lambda: model.embed_query(query), lambda: model.aembed_query(query))
+
+
+def _bytes_to_read(index: UserIndex, together: Together | None) -> int:
+    """What a search goes through."""
+    return index.nbytes if together is None else together.bytes_to_read(index)
 
 
 def _keyword_hits(index: UserIndex, query: str, top_k: int) -> list[DocumentHits]:

@@ -12,8 +12,8 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, run_in_executor
+from langchain_core.runnables.config import get_config_list, get_executor_for_config
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import ConfigDict, InstanceOf, PrivateAttr
 
@@ -60,6 +61,7 @@ from rag_wiki.storage.records import (
     check_doc_id,
     check_user_id,
 )
+from rag_wiki.together import Together
 from rag_wiki.transparency.latest import LatestProvenance
 from rag_wiki.transparency.provenance import ProvenanceBlock
 
@@ -71,6 +73,8 @@ T = TypeVar("T")
 __all__ = ["RagWikiRetriever", "RetrievalResult", "UserStats"]
 
 PROVENANCE_EVENT = "rag_wiki_provenance"
+_TOGETHER = "_rag_wiki_together"
+"""The keyword by which a batch tells its calls of each other."""
 
 
 class RetrievalResult(NamedTuple):
@@ -360,6 +364,49 @@ class RagWikiRetriever(BaseRetriever):
         documents = await super().ainvoke(query, config, **base, call=call)
         return RetrievalResult(documents, call.provenance or ProvenanceBlock())
 
+    def batch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[list[Document]]:
+        """Answer many queries; those of one user are compared with the saved chunks in one product."""
+        configs = get_config_list(config, len(inputs))
+        with get_executor_for_config(configs[0] if configs else None) as executor:
+            kwargs[_TOGETHER] = self._together(inputs, configs, kwargs, executor.submit)
+            return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[list[Document]]:
+        """Answer many queries without blocking the event loop; otherwise as `batch`."""
+        configs = get_config_list(config, len(inputs))
+        kwargs[_TOGETHER] = self._together(inputs, configs, kwargs, None)
+        return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def _together(
+        self,
+        inputs: Sequence[str],
+        configs: Sequence[RunnableConfig],
+        kwargs: Mapping[str, Any],
+        submit: Callable[..., Future[Any]] | None,
+    ) -> dict[str, Together]:
+        """The questions of each user who asks more than one. What is wrong with a call, the call itself will say."""
+        by_user: dict[str, list[str]] = {}
+        for query, config in zip(inputs, configs, strict=True):
+            user_id = self._named_user(kwargs, ensure_config(config))
+            if isinstance(user_id, str) and isinstance(query, str):
+                by_user.setdefault(user_id, []).append(query)
+        most = configs[0].get("max_concurrency") if configs else None
+        return {user: Together(queries, submit, most) for user, queries in by_user.items() if len(queries) > 1}
+
     @property
     def last_provenance(self) -> ProvenanceBlock | None:
         """The provenance of this thread's or task's last call, else of the newest one for `user_id`; or `None`."""
@@ -431,19 +478,26 @@ class RagWikiRetriever(BaseRetriever):
             raise ConfigurationError(msg)
         arguments = dict(kwargs)
         base: dict[str, Any] = {name: arguments.pop(name) for name in ("run_id", "verbose") if name in arguments}
-        configurable = config.get("configurable") or {}
-        user_id = arguments.pop("user_id", None)
-        if user_id is None:
-            user_id = configurable.get("user_id")
+        together: dict[str, Together] = arguments.pop(_TOGETHER, {})
+        user_id = self._user(self._named_user(arguments, config))
+        arguments.pop("user_id", None)
         call = Call(
             query=query,
-            user_id=self._user(user_id),
+            user_id=user_id,
             k=_check_k(arguments.pop("k", None)) or self.k,
             config=config,
             arguments=_global_arguments(self.global_retriever, arguments),
             now=as_utc(self.clock()),
+            together=together.get(user_id),
         )
         return base, call
+
+    def _named_user(self, arguments: Mapping[str, Any], config: RunnableConfig) -> object:
+        """Who is named: by the call, else by its configuration, else by the retriever."""
+        named = arguments.get("user_id")
+        if named is None:
+            named = (config.get("configurable") or {}).get("user_id")
+        return self.user_id if named is None else named
 
     def _user(self, user_id: object = None) -> str:
         user_id = self.user_id if user_id is None else user_id

@@ -26,11 +26,17 @@ class Step(Generic[T]):
     """Something from outside: how to get it while blocking, and how while awaiting."""
 
     now: Callable[[], T]
-    later: Callable[[], Awaitable[T]]
+    later: Callable[[], Awaitable[T]] | None
+    """`None`: the same way, it takes no time."""
 
 
-def blocking(function: Callable[..., T], *arguments: Any) -> Step[T]:
-    """Work of our own that blocks (a store, numpy over many rows): off the event loop when awaited."""
+def blocking(function: Callable[..., T], *arguments: Any, waits: bool = True) -> Step[T]:
+    """Work of our own that blocks (a store, numpy over many rows): off the event loop when awaited.
+
+    Where it is known not to wait, nor to take longer than a switch of threads and back, it stays on the loop.
+    """
+    if not waits:
+        return Step(lambda: function(*arguments), None)
     return Step(
         lambda: function(*arguments),
         lambda: run_in_executor(None, lambda: function(*arguments)),
@@ -83,7 +89,7 @@ async def arun(procedure: Procedure[T]) -> T:
         step = next(procedure)
         while True:
             try:
-                value = await step.later()
+                value = step.now() if step.later is None else await step.later()
             except Exception as error:
                 step = procedure.throw(error)
             else:

@@ -32,7 +32,8 @@ class FoundText(Protocol):
     """A text among the global results. Most were seen before; only what is new to keep is put into its stored form."""
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """What tells it from other texts."""
 
     @property
     def length(self) -> int:

@@ -7,6 +7,7 @@ revision moved; documents that did not change are taken over as they are.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ Matrix: TypeAlias = NDArray[np.float32]
 
 _ROUNDING = 1e-6
 """Cosines of float32 unit vectors are good to about this; an equal one must count as equal."""
+_MOST_SCORES = 16 * 1024 * 1024
+"""Scores of many queries that are computed at once: 64 MiB."""
+_FEW = 64
+"""Rows that Python sorts sooner than numpy is called for it."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +107,10 @@ class UserIndex:
         return self.buffer.rows.nbytes + (self.keywords.nbytes if self.keywords else 0) + 512 * len(self.documents)
 
     @cached_property
-    def _compared(self) -> tuple[list[IndexedDocument], NDArray[np.intp], list[int]]:
+    def _compared(self) -> tuple[list[IndexedDocument], list[int], list[int]]:
         """The documents with rows in the order of their rows, where each begins, and which are pinned."""
         documents = [document for document in self.documents.values() if document.stop > document.start]
-        starts = np.fromiter((document.start for document in documents), dtype=np.intp, count=len(documents))
+        starts = [document.start for document in documents]
         pinned = [at for at, item in enumerate(documents) if item.record.pinned]
         return documents, starts, pinned
 
@@ -141,20 +146,32 @@ class UserIndex:
         A PINNED document is always in the result, with its single best chunk when none reached the threshold.
         The result is in the order of the best scores.
         """
-        documents, starts, pinned = self._compared
-        if not documents or query.shape[0] != self.width or not query.any():
+        if not self._compared[0] or query.shape[0] != self.width:
             return []
-        scores = self.matrix @ query
+        return self._found(self.matrix @ query, threshold, top_k)
+
+    def search_many(self, queries: Matrix, threshold: float, top_k: int) -> list[list[DocumentHits]]:
+        """`search` for each row of (n, dim), by one product for many of them."""
+        if not self._compared[0] or queries.shape[1] != self.width:
+            return [[] for _ in queries]
+        results = []
+        at_once = max(_MOST_SCORES // self.size, 1)
+        for first in range(0, len(queries), at_once):
+            scores = queries[first : first + at_once] @ self.matrix.T
+            results += [self._found(own, threshold, top_k) for own in scores]
+        return results
+
+    def _found(self, scores: Matrix, threshold: float, top_k: int) -> list[DocumentHits]:
+        """The result of a search, of the score of each row."""
+        documents, starts, pinned = self._compared
         found: dict[int, list[int]] = {}
         rows = (scores >= threshold - _ROUNDING).nonzero()[0]
-        if rows.size:
-            owners = np.searchsorted(starts, rows, side="right") - 1
-            # By document, best first; the rank within a document is the distance from where it begins.
-            order = np.lexsort((rows, -scores[rows], owners))
-            rows, owners = rows[order], owners[order]
-            ranks = np.arange(rows.size) - np.searchsorted(owners, owners, side="left")
-            for row, owner in zip(rows[ranks < top_k].tolist(), owners[ranks < top_k].tolist(), strict=True):
-                found.setdefault(owner, []).append(row)
+        if rows.size > _FEW:
+            rows = _best_of_each(rows, scores[rows], starts, top_k)
+        for row in sorted(rows.tolist(), key=lambda row: -scores[row]):
+            own = found.setdefault(bisect_right(starts, row) - 1, [])
+            if len(own) < top_k:
+                own.append(row)
         results = [_hits(documents[owner], own, scores, above=True) for owner, own in found.items()]
         for owner in pinned:
             document = documents[owner]
@@ -164,12 +181,22 @@ class UserIndex:
         return sorted(results, key=lambda result: -result.hits[0].score)
 
 
+def _best_of_each(rows: NDArray[np.intp], scores: Matrix, starts: Sequence[int], top_k: int) -> NDArray[np.intp]:
+    """Of rows and their scores, the best `top_k` of each document."""
+    owners = np.searchsorted(starts, rows, side="right") - 1
+    # By document, best first; the rank within a document is the distance from where it begins.
+    order = np.lexsort((rows, -scores, owners))
+    owners = owners[order]
+    ranks = np.arange(rows.size) - np.searchsorted(owners, owners, side="left")
+    best: NDArray[np.intp] = rows[order[ranks < top_k]]
+    best.sort()
+    return best
+
+
 def _hits(document: IndexedDocument, rows: Sequence[int], scores: Matrix, *, above: bool) -> DocumentHits:
     copy = document.copy
     indices: tuple[int, ...] = copy.indices if copy is not None else ()
-    hits = tuple(
-        ChunkHit(row - document.start, indices[row - document.start], _cosine(scores[row])) for row in rows
-    )
+    hits = tuple(ChunkHit(row - document.start, indices[row - document.start], _cosine(scores[row])) for row in rows)
     return DocumentHits(document, hits, above)
 
 
@@ -211,6 +238,16 @@ class IndexCache:
                 cached = _build(store, chunks, user_id, revision, embedding, width, cached)
                 self._keep(key, cached)
         return cached
+
+    def peek(self, user_id: str, revision: int, embedding: str | None, width: int) -> UserIndex | None:
+        """The user's index at a revision, if it is here."""
+        with self._lock:
+            cached = self._indexes.get((user_id, embedding or "", width))
+        return cached if cached is not None and cached.revision == revision else None
+
+    def has_texts(self, user_id: str, doc_id: str, copy_id: str) -> bool:
+        """Whether the texts of a copy are here."""
+        return (user_id, doc_id, copy_id) in self._texts
 
     def texts(self, chunks: ChunkStore, user_id: str, doc_id: str, copy_id: str) -> tuple[str, ...] | None:
         """The texts of a copy's chunks, or `None` when the copy is gone.

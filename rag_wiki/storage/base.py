@@ -84,6 +84,9 @@ class StateStore(ABC):
     history_limit: int = 50
     """Events kept per document; the oldest go first."""
 
+    waits: bool = True
+    """Whether its calls may wait for a disk, a server or a lock; those that don't are made on the event loop."""
+
     # -- records ---------------------------------------------------------------------------------
 
     def get(self, user_id: str, doc_id: str) -> UserDocRecord | None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import date, datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -203,7 +204,14 @@ _TEXTS = ("user_id", "doc_id", "doc_title", "doc_path")
 _DEFAULTS = {item.name: None if item.default is MISSING else item.default for item in fields(UserDocRecord)}
 _ELSEWHERE = ("user_state", "full_content", "queries_missed", "cache_miss_streak")
 """Fields with a place of their own in `StoredDocument`, or kept as clock readings."""
+_TIMES = frozenset(TIME_FIELDS)
 _STORED = tuple((name, default) for name, default in _DEFAULTS.items() if name not in _ELSEWHERE)
+
+
+@lru_cache(maxsize=64)
+def _moment_text(moment: datetime) -> str:
+    """The ISO form of a moment; one operation writes the same one into every record that it touches."""
+    return as_utc(moment).isoformat()
 
 
 def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = None) -> StoredDocument:
@@ -211,9 +219,8 @@ def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = N
     seen, hit = clocks.queries - record.queries_missed, clocks.searches - record.cache_miss_streak
     held = record.__dict__
     payload: dict[str, Any] = {name: value for name, default in _STORED if (value := held[name]) != default}
-    for name in TIME_FIELDS:
-        if name in payload:
-            payload[name] = as_utc(payload[name]).isoformat()
+    for name in payload.keys() & _TIMES:
+        payload[name] = _moment_text(payload[name])
     payload["seen_at"], payload["hit_at"] = seen, hit
     return StoredDocument(
         key=storage_key(record.doc_id),
@@ -230,9 +237,8 @@ def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
     try:
         payload = json.loads(stored.payload)
         seen, hit = payload.pop("seen_at"), payload.pop("hit_at")
-        for name in TIME_FIELDS:
-            if name in payload:
-                payload[name] = as_utc(datetime.fromisoformat(payload[name]))
+        for name in payload.keys() & _TIMES:
+            payload[name] = as_utc(datetime.fromisoformat(payload[name]))
         if "retrieved" in payload:
             payload["retrieved"] = tuple(payload["retrieved"])
         # Filled in by hand: the constructor's checks take longer than all the rest, and were made when it was written.
@@ -307,8 +313,7 @@ def _unreadable(stored: StoredDocument, why: str) -> CorruptDataError:
 
 def encode_event(event: DocumentEvent) -> str:
     """The payload of an event."""
-    values = {item.name: getattr(event, item.name) for item in fields(event)}
-    return dump_json({**values, "at": as_utc(event.at).isoformat()})
+    return dump_json({**event.__dict__, "at": _moment_text(event.at)})
 
 
 def decode_event(payload: str) -> DocumentEvent:

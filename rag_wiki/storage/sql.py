@@ -47,6 +47,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("SQLiteStateStore / SQLStateStore", "sqlite") from error
 
+from rag_wiki.storage.sql_driver import DriverCursor, StatementTexts
+
 __all__ = ["SQLPlace", "SQLStateStore"]
 
 _metadata = sa.MetaData()
@@ -150,6 +152,7 @@ class SQLDatabase:
         self._given = url if isinstance(url, Engine) else None
         self._url = url.url if isinstance(url, Engine) else _parse_url(url)
         self._engine: Engine | None = None
+        self._texts: StatementTexts | None = None
         self._process = os.getpid()
         self._setup = threading.Lock()
         self.check_url(self._url)
@@ -193,13 +196,18 @@ class SQLDatabase:
         """Let one process at a time set up the schema: PostgreSQL's IF NOT EXISTS alone is a race."""
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7261675F77696B69)))
 
-    def lock_user(self, connection: Connection, user_key: str) -> StoredUser:
+    def lock_user(self, cursor: DriverCursor, user_key: str) -> StoredUser:
         """Read a user's counters such that nobody else changes anything of this user until the end."""
         # Again until there is a row to lock: somebody may forget the user just after we, or others, made it.
-        while (row := _read_counters(connection, user_key, _USER_LOCKED)) is None:
+        while not (rows := cursor.rows(_USER_LOCKED, user_key=user_key)):
             new = {"user_key": user_key, "user_id": dump_json(""), **dict.fromkeys(_COUNTERS, 0)}
-            connection.execute(self.insert(users_table).on_conflict_do_nothing(), [new])
-        return _stored_user(row)
+            cursor.run(_new_user_statement(self.insert), [new])
+        return decode_user(*rows[0])
+
+    def begin(self, connection: Any, *, writes: bool) -> None:
+        """Begin on a connection of the driver: a transaction that writes, or a single statement that reads."""
+        # A statement alone sees one moment by itself; a transaction around it would be two more trips.
+        connection.driver_connection.autocommit = not writes
 
     def pickled_url(self) -> str:
         """The URL to open this database by elsewhere.
@@ -268,10 +276,30 @@ class SQLDatabase:
         with (engine or self.engine).connect() as connection, connection.begin():
             yield connection
 
-    def upsert(self, connection: Connection, table: sa.Table, rows: list[dict[str, Any]], *keep: str) -> None:
+    @contextmanager
+    def driver(self, *, writes: bool) -> Iterator[DriverCursor]:
+        """A cursor of the driver's: in a transaction that writes all or nothing, or for one statement that reads."""
+        engine = self.engine
+        connection = engine.raw_connection()
+        try:
+            self.begin(connection, writes=writes)
+            yield DriverCursor(connection.cursor(), self._texts_of(engine))
+            if writes:
+                connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        finally:
+            connection.close()
+
+    def _texts_of(self, engine: Engine) -> StatementTexts:
+        if self._texts is None:
+            self._texts = StatementTexts(engine.dialect)
+        return self._texts
+
+    def upsert(self, cursor: DriverCursor, table: sa.Table, rows: list[dict[str, Any]], *keep: str) -> None:
         """Insert rows, or overwrite all their columns but the key and `keep`."""
-        if rows:
-            connection.execute(_upsert_statement(self.insert, table, keep), rows)
+        cursor.run(_upsert_statement(self.insert, table, keep), rows)
 
     def close(self) -> None:
         """Close the connections that were opened here; an engine that was handed in stays open."""
@@ -306,20 +334,21 @@ def _upsert_statement(insert: Any, table: sa.Table, keep: tuple[str, ...]) -> An
 
 
 _COUNTERS = ("queries", "searches", "revision", "saved")
-
-
-_USER = sa.select(users_table).where(users_table.c.user_key == sa.bindparam("user_key"))
+_MINE: sa.BindParameter[str] = sa.bindparam("user_key")
+_USER = sa.select(users_table.c.user_id, *(users_table.c[name] for name in _COUNTERS)).where(
+    users_table.c.user_key == _MINE
+)
 _USER_LOCKED = _USER.with_for_update()
 
 
-def _read_counters(connection: Connection, user_key: str, query: sa.Select[Any] = _USER) -> Row[Any] | None:
-    return connection.execute(query, {"user_key": user_key}).first()
+@lru_cache(maxsize=4)
+def _new_user_statement(insert: Any) -> Any:
+    return insert(users_table).on_conflict_do_nothing()
 
 
-def _stored_user(row: Row[Any] | None) -> StoredUser:
-    if row is None:
-        return StoredUser()
-    return decode_user(row.user_id, row.queries, row.searches, row.revision, row.saved)
+def _read_counters(connection: Connection, user_key: str) -> StoredUser:
+    row = connection.execute(_USER, {"user_key": user_key}).first()
+    return StoredUser() if row is None else decode_user(*row)
 
 
 def _of(table: sa.Table, user_key: str, doc_key: str | None = None) -> sa.ColumnElement[bool]:
@@ -327,26 +356,80 @@ def _of(table: sa.Table, user_key: str, doc_key: str | None = None) -> sa.Column
     return mine if doc_key is None else sa.and_(mine, table.c.doc_key == doc_key)
 
 
+_CHANGED_COLUMNS = tuple(documents_table.c[name] for name in ("doc_key", "state", "payload", "idle_seen", "idle_hit"))
+"""In the order of the fields of `StoredDocument`."""
 _PLAIN_COLUMNS = [column for column in documents_table.columns if column.name not in {"user_key", "content"}]
-_DOCUMENTS = sa.select(*_PLAIN_COLUMNS).where(
-    documents_table.c.user_key == sa.bindparam("user_key"),
-    documents_table.c.doc_key.in_(sa.bindparam("doc_keys", expanding=True)),
-)
-# Two halves, each with its own index, rather than an OR that would read all of the user's rows.
-_IDLE = sa.union_all(
+# The counters, and a row for each idle document. Two halves for those, each with its own index, rather than an OR that
+# would read all of the user's rows.
+_START = sa.union_all(
+    sa.select(sa.null().label("doc_key"), *_USER.selected_columns).where(users_table.c.user_key == _MINE),
     *(
-        sa.select(documents_table.c.doc_key).where(
-            documents_table.c.user_key == sa.bindparam("user_key"), column <= sa.bindparam(reading)
+        sa.select(
+            documents_table.c.doc_key, sa.null(), *(sa.cast(sa.null(), sa.BigInteger).label(name) for name in _COUNTERS)
+        ).where(
+            users_table.c.user_key == _MINE,
+            documents_table.c.user_key == _MINE,
+            column <= clock + 1 - sa.bindparam(after, type_=sa.BigInteger),
         )
-        for column, reading in ((documents_table.c.idle_seen, "seen"), (documents_table.c.idle_hit, "hit"))
-    )
+        for column, clock, after in (
+            (documents_table.c.idle_seen, users_table.c.queries, "lapse_after"),
+            (documents_table.c.idle_hit, users_table.c.searches, "demote_after"),
+        )
+    ),
 )
-_LAST_NUMBER = {
-    table: sa.select(sa.func.coalesce(sa.func.max(table.c.number), 0)).where(
-        table.c.user_key == sa.bindparam("user_key"), table.c.doc_key == sa.bindparam("doc_key")
+
+
+def _mine(table: sa.Table) -> sa.ColumnElement[bool]:
+    """The rows of one document of one user, bound when a statement is run."""
+    return sa.and_(table.c.user_key == _MINE, table.c.doc_key == sa.bindparam("own_key"))
+
+
+_DELETE = {table: sa.delete(table).where(_mine(table)) for table in (documents_table, events_table, texts_table)}
+_DELETE_ALL = [
+    sa.delete(table).where(table.c.user_key == _MINE)
+    for table in (documents_table, events_table, texts_table, users_table)
+]
+_SET_CONTENT = sa.update(documents_table).where(_mine(documents_table)).values(content=sa.bindparam("new_content"))
+_ADD_EVENT = sa.insert(events_table)
+_DELETE_OLD_EVENTS = _DELETE[events_table].where(events_table.c.number <= sa.bindparam("last_number"))
+_NUMBERED = (events_table, texts_table)
+_LAST_NUMBER = {table: sa.select(sa.func.max(table.c.number)).where(_mine(table)) for table in _NUMBERED}
+_COPY_LOCKED = (
+    sa.select(chunks_table.c.copy_id)
+    .where(_mine(chunks_table), chunks_table.c.copy_id == sa.bindparam("own_copy"))
+    .with_for_update(read=True, key_share=True)
+)
+
+
+@lru_cache(maxsize=64)
+def _rows_of(columns: tuple[sa.Column[Any], ...], count: int) -> sa.Select[Any]:
+    """Columns of the user's rows of so many documents; their keys are bound as `key_0` and so on."""
+    table: Any = columns[0].table
+    keys: list[sa.BindParameter[str]] = [sa.bindparam(f"key_{at}") for at in range(count)]
+    return sa.select(*columns).where(table.c.user_key == _MINE, table.c.doc_key.in_(keys))
+
+
+def _read_rows(
+    cursor: DriverCursor, columns: tuple[sa.Column[Any], ...], user_key: str, doc_keys: Sequence[str]
+) -> list[Any]:
+    """Those rows. There are statements for 1, 2, 4 and so on documents; the last key fills the places left."""
+    if not doc_keys:
+        return []
+    count = 1 << (len(doc_keys) - 1).bit_length()
+    keys = {f"key_{at}": doc_keys[min(at, len(doc_keys) - 1)] for at in range(count)}
+    return cursor.rows(_rows_of(columns, count), user_key=user_key, **keys)
+
+
+@lru_cache(maxsize=4)
+def _hit_statement(insert: Any) -> Any:
+    statement = insert(hits_table)
+    return statement.on_conflict_do_update(
+        index_elements=list(hits_table.primary_key),
+        set_={
+            "hit_count": hits_table.c.hit_count + statement.excluded.hit_count,
+            "last_hit_at": statement.excluded.last_hit_at,
+        },
     )
-    for table in (events_table, texts_table)
-}
 
 
 def _stored_document(row: Row[Any], content: str | None = None) -> StoredDocument:
@@ -395,11 +478,11 @@ class SQLStateStore(StateStore):
 
     def _read_user(self, user_key: str) -> StoredUser:
         with self._database.reading() as connection:
-            return _stored_user(_read_counters(connection, user_key))
+            return _read_counters(connection, user_key)
 
     def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
         with self._database.reading() as connection:
-            user = _stored_user(_read_counters(connection, user_key))
+            user = _read_counters(connection, user_key)
             row = connection.execute(sa.select(documents_table).where(_of(documents_table, user_key, doc_key))).first()
         return user, None if row is None else _stored_document(row, row.content)
 
@@ -419,16 +502,20 @@ class SQLStateStore(StateStore):
         if after is not None:
             query = query.where(documents_table.c.doc_key > after)
         with self._database.reading() as connection:
-            user = _stored_user(_read_counters(connection, user_key))
+            user = _read_counters(connection, user_key)
             rows = connection.execute(query.limit(limit)).all()
         return user, [_stored_document(row, row.content if content else None) for row in rows]
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
-        with self._database.reading() as connection:
-            user = _stored_user(_read_counters(connection, user_key))
-            seen, hit = user.queries + 1 - lapse_after, user.searches + 1 - demote_after
-            idle = connection.execute(_IDLE, {"user_key": user_key, "seen": seen, "hit": hit})
-            return user, list(idle.scalars())
+        with self._database.driver(writes=False) as cursor:
+            rows = cursor.rows(_START, user_key=user_key, lapse_after=lapse_after, demote_after=demote_after)
+        user, idle = StoredUser(), []
+        for doc_key, *counters in rows:
+            if doc_key is None:
+                user = decode_user(*counters)
+            else:
+                idle.append(doc_key)
+        return user, idle
 
     def _change(
         self,
@@ -436,19 +523,19 @@ class SQLStateStore(StateStore):
         doc_keys: Sequence[str],
         step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
     ) -> None:
-        with self._database.writing() as connection:
-            user = self._database.lock_user(connection, user_key)
+        with self._database.driver(writes=True) as cursor:
+            user = self._database.lock_user(cursor, user_key)
             present: dict[str, StoredDocument] = {}
             for keys in _batches(doc_keys):
-                rows = connection.execute(_DOCUMENTS, {"user_key": user_key, "doc_keys": keys})
-                present.update({row.doc_key: _stored_document(row) for row in rows})
-            self._write(connection, user_key, step(user, present))
+                for row in _read_rows(cursor, _CHANGED_COLUMNS, user_key, keys):
+                    present[row[0]] = StoredDocument(*row)
+            self._write(cursor, user_key, step(user, present))
 
-    def _write(self, connection: Connection, user_key: str, change: StoredChange) -> None:
+    def _write(self, cursor: DriverCursor, user_key: str, change: StoredChange) -> None:
         upsert = self._database.upsert
-        for key in change.deleted:
-            for table in (documents_table, events_table, texts_table):
-                connection.execute(sa.delete(table).where(_of(table, user_key, key)))
+        for table, statement in _DELETE.items():
+            gone = [*change.deleted, *change.clear_texts] if table is texts_table else change.deleted
+            cursor.run(statement, [{"user_key": user_key, "own_key": key} for key in gone])
         documents = [
             {
                 "user_key": user_key,
@@ -461,38 +548,31 @@ class SQLStateStore(StateStore):
             }
             for item in change.documents
         ]
-        upsert(connection, documents_table, documents, "content")
-        for key, content in change.contents.items():
-            connection.execute(
-                sa.update(documents_table).where(_of(documents_table, user_key, key)).values(content=content)
-            )
-        self._write_events(connection, user_key, change.events)
-        for key in change.clear_texts:
-            connection.execute(sa.delete(texts_table).where(_of(texts_table, user_key, key)))
+        upsert(cursor, documents_table, documents, "content")
+        contents = [
+            {"user_key": user_key, "own_key": key, "new_content": content} for key, content in change.contents.items()
+        ]
+        cursor.run(_SET_CONTENT, contents)
+        self._write_events(cursor, user_key, change.events)
         for key, digest, payload in change.texts:
-            number = self._next_number(connection, texts_table, user_key, key)
+            number = _next_number(cursor, texts_table, user_key, key)
             row = {"user_key": user_key, "doc_key": key, "digest": digest, "number": number, "payload": payload}
-            upsert(connection, texts_table, [row], "number")
+            upsert(cursor, texts_table, [row], "number")
         if change.hit_at is not None:
             hits = [(storage_key(doc_id), copy_id, indices) for doc_id, copy_id, indices in change.chunk_hits]
-            _add_hits(self._database, connection, user_key, hits, change.hit_at)
+            _add_hits(self._database, cursor, user_key, hits, change.hit_at)
         counters = {name: getattr(change.user, name) for name in _COUNTERS}
         user = {"user_key": user_key, "user_id": dump_json(change.user.user_id), **counters}
-        upsert(connection, users_table, [user])
+        upsert(cursor, users_table, [user])
 
-    def _write_events(self, connection: Connection, user_key: str, events: Sequence[tuple[str, str]]) -> None:
+    def _write_events(self, cursor: DriverCursor, user_key: str, events: Sequence[tuple[str, str]]) -> None:
         for key, payload in events:
-            number = self._next_number(connection, events_table, user_key, key)
+            number = _next_number(cursor, events_table, user_key, key)
             row = {"user_key": user_key, "doc_key": key, "number": number, "payload": payload}
-            connection.execute(sa.insert(events_table), [row])
+            cursor.run(_ADD_EVENT, [row])
             if number > self.history_limit:
-                old = events_table.c.number <= number - self.history_limit
-                connection.execute(sa.delete(events_table).where(_of(events_table, user_key, key), old))
-
-    @staticmethod
-    def _next_number(connection: Connection, table: sa.Table, user_key: str, doc_key: str) -> int:
-        last = connection.execute(_LAST_NUMBER[table], {"user_key": user_key, "doc_key": doc_key})
-        return int(last.scalar_one()) + 1
+                old = {"user_key": user_key, "own_key": key, "last_number": number - self.history_limit}
+                cursor.run(_DELETE_OLD_EVENTS, [old])
 
     def _read_events(self, user_key: str, doc_key: str) -> Sequence[str]:
         return self._payloads(events_table, user_key, doc_key)
@@ -511,13 +591,9 @@ class SQLStateStore(StateStore):
             return [decode_id(user_id) for user_id in rows.scalars()]
 
     def _forget(self, user_key: str) -> ForgottenUser:
-        with self._database.writing() as connection:
-            self._database.lock_user(connection, user_key)
-            gone = [
-                connection.execute(sa.delete(table).where(_of(table, user_key))).rowcount
-                for table in (documents_table, events_table, texts_table)
-            ]
-            connection.execute(sa.delete(users_table).where(users_table.c.user_key == user_key))
+        with self._database.driver(writes=True) as cursor:
+            self._database.lock_user(cursor, user_key)
+            gone = [cursor.run(statement, [{"user_key": user_key}]) for statement in _DELETE_ALL]
         return ForgottenUser(documents=gone[0], events=gone[1], retrieved_texts=gone[2])
 
     def _read_job(self, name: str) -> str | None:
@@ -537,9 +613,14 @@ class SQLStateStore(StateStore):
             return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
 
 
+def _next_number(cursor: DriverCursor, table: sa.Table, user_key: str, doc_key: str) -> int:
+    ((last,),) = cursor.rows(_LAST_NUMBER[table], user_key=user_key, own_key=doc_key)
+    return int(last or 0) + 1
+
+
 def _add_hits(
     database: SQLDatabase,
-    connection: Connection,
+    cursor: DriverCursor,
     user_key: str,
     hits: Iterable[tuple[str, str, Sequence[int]]],
     now: datetime,
@@ -548,21 +629,17 @@ def _add_hits(
     """Count hits by document key, copy id and chunk indices, of copies that are there and stay until the end."""
     # In one order for all, so that no two writers wait for each other's rows.
     for doc_key, copy_id, indices in sorted(hits):
-        key = {"user_key": user_key, "doc_key": doc_key, "copy_id": copy_id}
-        copy = sa.select(chunks_table.c.copy_id).filter_by(**key).with_for_update(read=True, key_share=True)
-        if not indices or connection.execute(copy).first() is None:
+        if not indices or not cursor.rows(_COPY_LOCKED, user_key=user_key, own_key=doc_key, own_copy=copy_id):
             continue
-        statement = database.insert(hits_table)
-        statement = statement.on_conflict_do_update(
-            index_elements=list(hits_table.primary_key),
-            set_={
-                "hit_count": hits_table.c.hit_count + statement.excluded.hit_count,
-                "last_hit_at": statement.excluded.last_hit_at,
-            },
-        )
+        key = {"user_key": user_key, "doc_key": doc_key, "copy_id": copy_id}
         moment = as_utc(now).isoformat()
         rows = [{**key, "chunk_index": index, "hit_count": count, "last_hit_at": moment} for index in sorted(indices)]
-        connection.execute(statement, rows)
+        cursor.run(_hit_statement(database.insert), rows)
+
+
+def _stored_copy(copy_id: str, parts: Mapping[str, Any]) -> StoredCopy:
+    vectors = parts.get("vectors")
+    return StoredCopy(copy_id, parts["header"], parts.get("texts"), None if vectors is None else bytes(vectors))
 
 
 class SQLPlace(ChunkPlace):
@@ -582,8 +659,8 @@ class SQLPlace(ChunkPlace):
             "texts": copy.texts or "[]",
             "vectors": copy.vectors or b"",
         }
-        with self._database.writing() as connection:
-            self._database.upsert(connection, chunks_table, [row])
+        with self._database.driver(writes=True) as cursor:
+            self._database.upsert(cursor, chunks_table, [row])
 
     def copies(self, user_id: str, doc_id: str) -> list[str]:
         """The ids of the document's copies."""
@@ -602,22 +679,15 @@ class SQLPlace(ChunkPlace):
     ) -> Iterator[tuple[str, StoredCopy | CorruptDataError | None]]:
         """Many copies, some hundreds a statement."""
         names = ["doc_key", "copy_id", "header", *(["texts"] if texts else []), *(["vectors"] if vectors else [])]
-        columns = [chunks_table.c[name] for name in names]
+        columns = tuple(chunks_table.c[name] for name in names)
         for batch in _batches(wanted):
             keys = [storage_key(doc_id) for doc_id, _ in batch]
-            query = sa.select(*columns).where(_of(chunks_table, storage_key(user_id)), chunks_table.c.doc_key.in_(keys))
-            with self._database.reading() as connection:
-                found = {(row.doc_key, row.copy_id): row for row in connection.execute(query)}
+            with self._database.driver(writes=False) as cursor:
+                rows = _read_rows(cursor, columns, storage_key(user_id), keys)
+            found = {row[:2]: dict(zip(names, row, strict=True)) for row in rows}
             for (doc_id, copy_id), key in zip(batch, keys, strict=True):
-                row = found.get((key, copy_id))
-                yield (
-                    doc_id,
-                    None
-                    if row is None
-                    else StoredCopy(
-                        copy_id, row.header, row.texts if texts else None, bytes(row.vectors) if vectors else None
-                    ),
-                )
+                parts = found.get((key, copy_id))
+                yield doc_id, None if parts is None else _stored_copy(copy_id, parts)
 
     def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
         """Remove copies and their hits."""
@@ -644,9 +714,9 @@ class SQLPlace(ChunkPlace):
         self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
     ) -> None:
         """Count hits of each chunk."""
-        with self._database.writing() as connection:
+        with self._database.driver(writes=True) as cursor:
             hits = [(storage_key(doc_id), copy_id, indices)]
-            _add_hits(self._database, connection, storage_key(user_id), hits, now, count)
+            _add_hits(self._database, cursor, storage_key(user_id), hits, now, count)
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rag_wiki.errors import ConfigurationError, MissingExtraError
-from rag_wiki.storage.codec import StoredUser
+from rag_wiki.storage.codec import StoredUser, decode_user
 
 try:
     import sqlalchemy as sa
@@ -21,7 +21,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("SQLiteStateStore", "sqlite") from error
 
-from rag_wiki.storage.sql import SQLDatabase, SQLStateStore, _read_counters, _shown, _stored_user
+from rag_wiki.storage.sql import _USER, SQLDatabase, SQLStateStore, _shown
+from rag_wiki.storage.sql_driver import DriverCursor
 
 __all__ = ["SQLiteStateStore"]
 
@@ -73,15 +74,27 @@ class SQLiteDatabase(SQLDatabase):
     def lock_schema(self, connection: Connection) -> None:
         """BEGIN IMMEDIATE has locked it already."""
 
-    def lock_user(self, connection: Connection, user_key: str) -> StoredUser:
+    def lock_user(self, cursor: DriverCursor, user_key: str) -> StoredUser:
         """Read a user's counters; BEGIN IMMEDIATE has locked them already."""
-        return _stored_user(_read_counters(connection, user_key))
+        rows = cursor.rows(_USER, user_key=user_key)
+        return decode_user(*rows[0]) if rows else StoredUser()
+
+    def begin(self, connection: Any, *, writes: bool) -> None:
+        """Begin on a connection of the driver; a single statement that reads needs nothing."""
+        if writes:
+            connection.driver_connection.execute("BEGIN IMMEDIATE")
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees one moment of the database; it waits for nobody."""
         with self._turn, super().reading() as connection:
             yield connection
+
+    @contextmanager
+    def driver(self, *, writes: bool) -> Iterator[DriverCursor]:
+        """A cursor of the driver's; one that writes waits for its turn."""
+        with self._turn, super().driver(writes=writes) as cursor:
+            yield cursor
 
     @contextmanager
     def writing(self, engine: Engine | None = None) -> Iterator[Connection]:

@@ -187,14 +187,17 @@ class TestProcesses:
         store.upsert(a_record())
         asked = threading.Event()
 
-        def notice(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        def notice(statement: str) -> None:
             if statement == "BEGIN IMMEDIATE":
                 asked.set()
+
+        def watch(connection: sqlite3.Connection, *_: object) -> None:
+            connection.set_trace_callback(notice)
 
         with Workers("hold", str(path)) as workers:
             workers.go()
             workers.expect("locked")
-            sa.event.listen(sa.Engine, "before_cursor_execute", notice)
+            sa.event.listen(sa.pool.Pool, "checkout", watch)
             try:
                 writer = threading.Thread(target=lambda: told.append(store.change("alice", ["d"], count_one).outcome))
                 told: list[int] = []
@@ -207,7 +210,7 @@ class TestProcesses:
                 workers.go()
                 writer.join(timeout=60)
             finally:
-                sa.event.remove(sa.Engine, "before_cursor_execute", notice)
+                sa.event.remove(sa.pool.Pool, "checkout", watch)
             workers.results()
         assert told == [1]
         assert store.get("alice", "d") == a_record(fetch_count=1)

@@ -1,0 +1,136 @@
+"""Questions of one user that are asked at once (`batch`, `abatch`): embedded side by side, compared in one product.
+
+A matrix times 32 vectors costs about what four products with one of them do: each row is fetched once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+
+from rag_wiki.search.embedding import check_query_vector
+from rag_wiki.search.index import DocumentHits, UserIndex
+from rag_wiki.steps import Step
+
+__all__ = ["Together"]
+
+Vector = NDArray[np.float32]
+
+
+class Together:
+    """The questions of one user in one batch.
+
+    Each of them is answered by a call of its own. The first one that needs a vector has all of them embedded, and
+    each waits for all; the first one that searches searches for all. A question that could not be embedded fails
+    for itself.
+
+    Args:
+        queries: The questions; equal ones are asked once.
+        submit: Runs a function in a thread of the batch.
+        most_at_once: Questions that are embedded at the same time at most, where they are awaited.
+    """
+
+    def __init__(
+        self, queries: Iterable[str], submit: Callable[..., Future[Any]] | None, most_at_once: int | None
+    ) -> None:
+        self._queries = list(dict.fromkeys(queries))
+        self._submit = submit
+        self._most_at_once = most_at_once
+        self._lock = threading.Lock()
+        self._embedding: dict[str, Future[Vector]] | None = None
+        self._awaited: asyncio.Future[dict[str, Vector | Exception]] | None = None
+        self._vectors: dict[str, Vector | Exception] | None = None
+        self._index: UserIndex | None = None
+        self._hits: Mapping[str, list[DocumentHits]] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Together:
+        # Whoever copies the arguments of a call still asks together with the others.
+        return self
+
+    def embed(self, model: Embeddings, query: str) -> Step[Vector]:
+        """The vector of a question, when all of them are there."""
+        return Step(lambda: self._embed(model, query), lambda: self._aembed(model, query))
+
+    def _embed(self, model: Embeddings, query: str) -> Vector:
+        with self._lock:
+            if self._embedding is None:
+                submit = self._submit or _run_here
+                self._embedding = {text: submit(_embed_one, model, text) for text in self._queries}
+        if self._vectors is None:
+            self._vectors = {text: _outcome(future) for text, future in self._embedding.items()}
+        return self._vector(query)
+
+    async def _aembed(self, model: Embeddings, query: str) -> Vector:
+        if self._awaited is None:
+            self._awaited = asyncio.ensure_future(self._aembed_all(model))
+        # A call that is cancelled must not take the others' vectors with it.
+        self._vectors = await asyncio.shield(self._awaited)
+        return self._vector(query)
+
+    async def _aembed_all(self, model: Embeddings) -> dict[str, Vector | Exception]:
+        turns = asyncio.Semaphore(self._most_at_once or len(self._queries))
+
+        async def embed_one(text: str) -> Vector:
+            async with turns:
+                return check_query_vector(await model.aembed_query(text))
+
+        found = await asyncio.gather(*map(embed_one, self._queries), return_exceptions=True)
+        return {
+            text: _as_exception(vector) if isinstance(vector, BaseException) else vector
+            for text, vector in zip(self._queries, found, strict=True)
+        }
+
+    def _vector(self, query: str) -> Vector:
+        own = (self._vectors or {})[query]
+        if isinstance(own, Exception):
+            raise own
+        return own
+
+    def bytes_to_read(self, index: UserIndex) -> int:
+        """What a search in the index has to go through: nothing when somebody was here before."""
+        return 0 if self._index is index else index.nbytes * len(self._queries)
+
+    def search(self, index: UserIndex, query: str, threshold: float, top_k: int) -> list[DocumentHits]:
+        """What the index has for a question; the first one to ask searches for all."""
+        with self._lock:
+            if self._index is not index:
+                # Also again, when somebody saved meanwhile: who asks later sees what is saved by then.
+                fitting = {
+                    text: vector
+                    for text, vector in (self._vectors or {}).items()
+                    if not isinstance(vector, Exception) and vector.shape[0] == index.width
+                }
+                rows = np.stack(list(fitting.values())) if fitting else np.empty((0, index.width), dtype=np.float32)
+                found = index.search_many(rows, threshold, top_k)
+                self._hits, self._index = dict(zip(fitting, found, strict=True)), index
+            return self._hits.get(query, [])
+
+
+def _embed_one(model: Embeddings, text: str) -> Vector:
+    return check_query_vector(model.embed_query(text))
+
+
+def _outcome(future: Future[Vector]) -> Vector | Exception:
+    error = future.exception()
+    return future.result() if error is None else _as_exception(error)
+
+
+def _run_here(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    try:
+        future.set_result(function(*arguments))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """An error that can be raised to a caller that has done nothing wrong."""
+    return error if isinstance(error, Exception) else RuntimeError(f"embedding was ended by {type(error).__name__}")
