@@ -127,7 +127,13 @@ class DecayScheduler:
         the result.
         """
         self._store.claim_job(_JOB, self._clock(), timedelta(0))
-        return self._run(threading.Event())
+        results: dict[str, list[DecayResult]] = {}
+
+        def run_and_keep(user_id: str, now: datetime) -> None:
+            results[user_id] = self._engine.run_for_user(user_id, now)
+
+        self._run(threading.Event(), run_and_keep)
+        return results
 
     def __enter__(self) -> Self:
         self.start()
@@ -152,23 +158,26 @@ class DecayScheduler:
         """Run the job if no other worker has taken this turn. Never raises: the next turn must come."""
         try:
             if self._store.claim_job(_JOB, self._clock(), self.interval):
-                self._run(self._stopping)
+                self._run(self._stopping, self._run_user)
         except Exception:
             logger.exception("the decay job could not begin; it is tried again")
 
-    def _run(self, stopping: threading.Event) -> dict[str, list[DecayResult]]:
-        results: dict[str, list[DecayResult]] = {}
+    def _run_user(self, user_id: str, now: datetime) -> None:
+        """Run the job for a user, and keep no results: nobody asked for them, and there may be very many."""
+        for _ in self._engine.run_pages(user_id, now):
+            pass
+
+    def _run(self, stopping: threading.Event, run_user: Callable[[str, datetime], None]) -> None:
         failures: dict[str, Exception] = {}
         for user_id in self._store.list_active_users():
             if stopping.is_set():
                 break
             try:
-                results[user_id] = self._engine.run_for_user(user_id, self._clock())
+                run_user(user_id, self._clock())
             except Exception as error:
                 logger.exception("the decay job failed for user %r; the other users are not affected", user_id)
                 failures[user_id] = error
         self.failures = failures
-        return results
 
 
 class _ThreadTimer:

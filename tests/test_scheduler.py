@@ -6,7 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -53,13 +53,13 @@ class RecordingEngine(DecayEngine):
         self.failing = failing
         self.ran_once = threading.Event()
 
-    def run_for_user(self, user_id: str, now: datetime | None = None) -> list[DecayResult]:
+    def run_pages(self, user_id: str, now: datetime | None = None) -> Iterator[list[DecayResult]]:
         self.ran.append((user_id, now))
         self.ran_once.set()
         if user_id in self.failing:
             message = f"no data for {user_id}"
             raise RuntimeError(message)
-        return super().run_for_user(user_id, now)
+        return super().run_pages(user_id, now)
 
 
 def saved(user_id: str, doc_id: str = "d", **fields: object) -> UserDocRecord:

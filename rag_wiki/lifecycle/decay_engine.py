@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rag_wiki.clock import Clock, as_utc, days_between, utc_now
 from rag_wiki.config import DecayConfig
@@ -41,7 +43,7 @@ REMOVAL_QUIET = timedelta(days=30)
 """How long nothing is suggested about a document that the user removed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DecayResult:
     """What a decay run made of one document."""
 
@@ -54,30 +56,44 @@ class DecayResult:
 
 
 def decay_score(record: UserDocRecord, hit_rate: float, config: DecayConfig, now: datetime) -> float:
-    """How alive a document is, in [0, 1]: a pure function of its record, its chunk hit rate and `now`.
+    """How alive a document is, in [0, 1]: a pure function of its record, its chunk hit rate and `now`."""
+    return float(decay_scores([record], [hit_rate], config, now)[0])
+
+
+def decay_scores(
+    records: Sequence[UserDocRecord], hit_rates: Sequence[float], config: DecayConfig, now: datetime
+) -> NDArray[np.float64]:
+    """`decay_score` of many documents, (n,) float64.
 
     The weighted mean of four parts, clamped: recency `exp(−λ · days since the last fetch)`, frequency
     `min(fetch_count / freq_cap, 1)`, the user's last vote in [−1, 1], and the fraction of chunks that ever
     answered.
     """
-    last = record.last_fetched_at or record.cached_at
-    recency = 0.0 if last is None else math.exp(-config.decay_lambda * days_between(last, now))
-    frequency = min(record.fetch_count / config.freq_cap, 1.0)
+    count, last = len(records), [record.last_fetched_at or record.cached_at for record in records]
+    days = np.array([0.0 if moment is None else days_between(moment, now) for moment in last])
+    fetched = np.array([moment is not None for moment in last])
+    fetches = np.fromiter((record.fetch_count for record in records), np.float64, count)
+    votes = np.fromiter((record.explicit_signal for record in records), np.float64, count)
     total = config.w_recency + config.w_frequency + config.w_explicit + config.w_chunk_hit
     mean = (
-        config.w_recency * recency
-        + config.w_frequency * frequency
-        + config.w_explicit * record.explicit_signal
-        + config.w_chunk_hit * hit_rate
+        config.w_recency * np.exp(-config.decay_lambda * days) * fetched
+        + config.w_frequency * np.minimum(fetches / config.freq_cap, 1.0)
+        + config.w_explicit * votes
+        + config.w_chunk_hit * np.asarray(hit_rates, np.float64)
     ) / total
-    return min(max(mean, 0.0), 1.0)
+    clamped: NDArray[np.float64] = np.clip(mean, 0.0, 1.0)
+    return clamped
 
 
 def apply_decay(record: UserDocRecord, hit_rate: float, config: DecayConfig, now: datetime) -> Step:
     """Score a saved document, and move it when its score has held long enough. Again is the same as once."""
+    return apply_score(record, decay_score(record, hit_rate, config, now), config, now)
+
+
+def apply_score(record: UserDocRecord, score: float, config: DecayConfig, now: datetime) -> Step:
+    """What the score of a saved document brings about."""
     if record.pinned_by_user or not record.saved:
         return Step(record)
-    score = decay_score(record, hit_rate, config, now)
     scored = record.changed(decay_score=score)
     if scored.user_state is DocumentState.PINNED and score < config.pin_threshold:
         why = f"score {score:.2f} fell below the pin threshold {config.pin_threshold:g}"
@@ -197,47 +213,37 @@ class DecayEngine:
         Returns:
             A result per saved document, in the order of their ids.
         """
-        moment = as_utc(now or self._clock())
-        results: list[DecayResult] = []
-        for page in self._store.pages(user_id, SAVED_STATES):
-            results += self._run_page(user_id, page, moment)
+        results = [result for page in self.run_pages(user_id, now) for result in page]
         return sorted(results, key=lambda result: result.doc_id)
 
-    def _run_page(self, user_id: str, page: list[UserDocRecord], now: datetime) -> list[DecayResult]:
-        rates = self._hit_rates(user_id, page)
+    def run_pages(self, user_id: str, now: datetime | None = None) -> Iterator[list[DecayResult]]:
+        """`run_for_user` page by page: for a user with so many documents that their results need not be kept.
 
-        def decide(view: UserView) -> UserChange:
-            before = {doc_id: record for doc_id, record in view.records.items() if record.saved}
-            steps = {
-                doc_id: apply_decay(record, rates.get(doc_id, 0.0), self.config, now)
-                for doc_id, record in before.items()
-            }
-            gone = [doc_id for doc_id, step in steps.items() if not step.record.saved]
-            return UserChange(
-                records=[step.record for doc_id, step in steps.items() if step.record != before[doc_id]],
-                contents=dict.fromkeys(gone),
-                clear_texts=gone,
-                events=[event for step in steps.values() for event in step.events],
-                outcome=[(before[doc_id], step.record) for doc_id, step in steps.items()],
-            )
-
-        pairs: list[tuple[UserDocRecord, UserDocRecord]]
-        pairs = self._store.change(user_id, [record.doc_id for record in page], decide).outcome
-        for before, after in pairs:
-            if not after.saved:
-                self._chunk_store.drop(user_id, after.doc_id, before.copy_id)
-                self._settle(user_id, after.doc_id)
-        return [_result(before, after) for before, after in pairs]
-
-    def _hit_rates(self, user_id: str, page: list[UserDocRecord]) -> dict[str, float]:
-        rates = self._chunk_store.hit_rates(
-            user_id, {record.doc_id: (record.copy_id, record.chunk_count) for record in page if record.copy_id}
+        Yields:
+            The results of a page, when it is done.
+        """
+        moment = as_utc(now or self._clock())
+        pages = self._store.change_pages(
+            user_id,
+            SAVED_STATES,
+            lambda page: self._hit_rates(user_id, page),
+            lambda view, rates: _decay_page(view, rates, self.config, moment),
         )
+        for change in pages:
+            pairs: list[tuple[UserDocRecord, UserDocRecord]] = change.outcome
+            for before, after in pairs:
+                if not after.saved:
+                    self._chunk_store.drop(user_id, after.doc_id, before.copy_id)
+                    self._settle(user_id, after.doc_id)
+            yield [_result(before, after) for before, after in pairs]
+
+    def _hit_rates(self, user_id: str, page: Sequence[UserDocRecord]) -> dict[str, float]:
+        named = {record.doc_id: (record.copy_id, record.chunk_count) for record in page if record.copy_id}
         # A record that was written by hand names no copy; its chunks, if any, are the newest ones.
-        for record in page:
-            if record.copy_id is None:
-                rates[record.doc_id] = self._chunk_store.get_hit_rate(user_id, record.doc_id)
-        return rates
+        unnamed = [record.doc_id for record in page if record.copy_id is None]
+        if unnamed:
+            named |= self._chunk_store.newest_copies(user_id, unnamed)
+        return self._chunk_store.hit_rates(user_id, named)
 
     def thumbs_up(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
         """Note the user's yes.
@@ -331,6 +337,29 @@ class DecayEngine:
 
         change = self._store.change(user_id, [doc_id], decide)
         return change.outcome, change.records[0]
+
+
+def _decay_page(view: UserView, rates: Mapping[str, float], config: DecayConfig, now: datetime) -> UserChange:
+    """`apply_decay` to all records in view. Most scores mean nothing but themselves, which numpy sees at once."""
+    before = [record for record in view.records.values() if record.saved]
+    scores = decay_scores(before, [rates.get(record.doc_id, 0.0) for record in before], config, now)
+    quiet = (scores >= config.demotion_threshold) & (scores < config.pin_threshold)
+    steps: list[Step] = []
+    for record, score, is_quiet in zip(before, scores.tolist(), quiet.tolist(), strict=True):
+        candidate = record.pin_candidate_since is not None or record.demotion_candidate_since is not None
+        if candidate or not is_quiet or record.pinned:
+            steps.append(apply_score(record, score, config, now))
+        else:
+            steps.append(Step(record if score == record.decay_score else record.changed(decay_score=score)))
+    gone = [step.record.doc_id for step in steps if not step.record.saved]
+    pairs = [(record, step.record) for record, step in zip(before, steps, strict=True)]
+    return UserChange(
+        records=[after for record, after in pairs if after is not record and after != record],
+        contents=dict.fromkeys(gone),
+        clear_texts=gone,
+        events=[event for step in steps for event in step.events],
+        outcome=pairs,
+    )
 
 
 def _result(before: UserDocRecord, after: UserDocRecord) -> DecayResult:

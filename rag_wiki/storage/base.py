@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import Self
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rag_wiki.storage.chunk_store import ChunkStore
+
+T = TypeVar("T")
 
 __all__ = [
     "COUNTING_STATES",
@@ -190,22 +192,64 @@ class StateStore(ABC):
         Returns:
             The change that was carried out.
         """
-        user_key = self._user_key(user_id)
         keys = list(dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys]))
+        applied, written = self._carry_out(user_id, keys, decide, self._memory)
+        self._memory.keep(self._user_key(user_id), written.documents, applied.records, written.user.clocks)
+        return applied
+
+    def change_pages(
+        self,
+        user_id: str,
+        states: Iterable[DocumentState],
+        gather: Callable[[Sequence[UserDocRecord]], T],
+        decide: Callable[[UserView, T], UserChange],
+        *,
+        size: int = 500,
+    ) -> Iterator[UserChange]:
+        """Change the user's records in `states`, `size` at a time: each page is one atomic step, memory stays bounded.
+
+        Args:
+            user_id: Whose records.
+            states: Which of them.
+            gather: Given a page as it was read, finds what `decide` needs besides, before the step begins.
+            decide: As for `change`; it sees the records as they are by then, in whatever state.
+            size: Records in a page.
+
+        Yields:
+            The change of each page.
+        """
+        user_key, wanted = self._user_key(user_id), sorted(DocumentState(state).value for state in states)
+        after: str | None = None
+        while True:
+            user, stored = self._scan(user_key, wanted, after=after, limit=size)
+            if stored:
+                records = [decode_record(item, user.clocks) for item in stored]
+                known = RecordMemory(size)
+                known.keep(user_key, stored, records, user.clocks)
+                found = gather(records)
+                keys = [item.key for item in stored]
+                yield self._carry_out(user_id, keys, lambda view, found=found: decide(view, found), known)[0]  # type: ignore[misc]  # mypy does not infer the default's type
+            if len(stored) < size:
+                return
+            after = stored[-1].key
+
+    def _carry_out(
+        self, user_id: str, keys: Sequence[str], decide: Callable[[UserView], UserChange], known: RecordMemory
+    ) -> tuple[UserChange, StoredChange]:
+        user_key = self._user_key(user_id)
         applied, written = UserChange(), StoredChange(StoredUser())
 
         def step(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
             nonlocal applied, written
             clocks = user.clocks
-            records = [self._memory.decode(user_key, stored, clocks) for stored in documents.values()]
+            records = [known.decode(user_key, stored, clocks) for stored in documents.values()]
             view = UserView(user_id, clocks, user.revision, {record.doc_id: record for record in records})
             applied = decide(view)
             written = encode_change(view, user, applied)
             return written
 
         self._change(user_key, keys, step)
-        self._memory.keep(user_key, written.documents, applied.records, written.user.clocks)
-        return applied
+        return applied, written
 
     @cached_property
     def _memory(self) -> RecordMemory:

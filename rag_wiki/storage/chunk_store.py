@@ -211,6 +211,11 @@ class ChunkPlace(ABC):
         """How many different chunks of each (document id, copy id) ever answered; overridden like `read_many`."""
         return {doc_id: len(self.hits(user_id, doc_id, copy_id)) for doc_id, copy_id in wanted}
 
+    def newest(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, str]:
+        """The newest copy of each document that has one; overridden like `read_many`."""
+        copies = {doc_id: self.copies(user_id, doc_id) for doc_id in doc_ids}
+        return {doc_id: own[-1] for doc_id, own in copies.items() if own}
+
     def close(self) -> None:  # noqa: B027 - a place without connections has nothing to close
         """Close what this place opened itself."""
 
@@ -307,6 +312,16 @@ class ChunkStore:
         """The fraction of chunks that ever answered, by document id, for document id → (copy id, chunks)."""
         counts = self.place.hit_counts(user_id, [(doc_id, copy_id) for doc_id, (copy_id, _) in wanted.items()])
         return {doc_id: min(counts.get(doc_id, 0) / max(total, 1), 1.0) for doc_id, (_, total) in wanted.items()}
+
+    def newest_copies(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, tuple[str, int]]:
+        """The newest copy of each document that has one, and how many chunks it has: what `hit_rates` asks for."""
+        newest = self.place.newest(user_id, doc_ids)
+        found = self.place.read_many(user_id, newest.items(), texts=False, vectors=False)
+        return {
+            doc_id: (newest[doc_id], count_chunks(copy.header))
+            for doc_id, copy in found
+            if isinstance(copy, StoredCopy)
+        }
 
     # -- single chunks as dictionaries -----------------------------------------------------------
 

@@ -267,9 +267,8 @@ class RecordMemory:
     What is in the store decides: a record counts as known only while its stored form is the one that was written.
     """
 
-    most = 512
-
-    def __init__(self) -> None:
+    def __init__(self, most: int = 512) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._written: dict[tuple[str, str], tuple[StoredDocument, UserDocRecord, Clocks]] = {}
 
@@ -289,10 +288,10 @@ class RecordMemory:
     ) -> None:
         """Note records that were written, with the readings of the clocks that they are as of."""
         with self._lock:
-            for item, record in zip(stored[-self.most :], records[-self.most :], strict=True):
+            for item, record in zip(stored[-self._most :], records[-self._most :], strict=True):
                 self._written.pop((user_key, item.key), None)
                 self._written[user_key, item.key] = item, record.changed(full_content=None), clocks
-            while len(self._written) > self.most:
+            while len(self._written) > self._most:
                 del self._written[next(iter(self._written))]
 
     def forget(self, user_key: str) -> None:

@@ -8,7 +8,7 @@ key (`rag_wiki:{user}` before each)       value
 ========================================  =======================================================
 `:user`                                   hash: id, counters, and the version that a change compares
 `:docs`, `:content`                       hashes: document key → state and payload, document key → text
-`:saved`                                  set: keys of CLAIMED and PINNED documents
+`:saved`                                  sorted set, by name: keys of CLAIMED and PINNED documents
 `:seen`, `:hit`                           sorted sets: documents by their clock reading, for idleness
 `:events:<doc>`, `:texts:<doc>`           lists of payloads
 `:chunks:<doc>`, `:hits:<doc>:<copy>`     hashes: the copies' parts, the hits of each chunk
@@ -121,8 +121,19 @@ return gone
 KEYS: chunked, chunks, the hits of each copy. ARGV: document key, copy ids.
 """
 
+_DOCUMENT_FUNCTION = """
+local function document(docs, saved, seen, hit, key, value, is_saved, seen_at, hit_at)
+  redis.call('HSET', docs, key, value)
+  if is_saved == '1' then redis.call('ZADD', saved, 0, key) else redis.call('ZREM', saved, key) end
+  if seen_at == '' then redis.call('ZREM', seen, key) else redis.call('ZADD', seen, seen_at, key) end
+  if hit_at == '' then redis.call('ZREM', hit, key) else redis.call('ZADD', hit, hit_at, key) end
+end
+"""
+"""What one document is in: put together here, because a client packs every argument by itself."""
+
 _COMMIT = (
     _HIT_FUNCTION
+    + _DOCUMENT_FUNCTION
     + """
 local version = redis.call('HGET', KEYS[1], 'version') or ''
 if version ~= '' and version == ARGV[2] then return 1 end
@@ -135,7 +146,9 @@ local at = 4 + absent
 while at <= #ARGV do
   local size = tonumber(ARGV[at])
   local name, key = ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
-  if name == 'HIT' then
+  if name == 'DOCUMENT' then
+    document(KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV, at + 3, at + size))
+  elseif name == 'HIT' then
     hit(key, KEYS[tonumber(ARGV[at + 3])], unpack(ARGV, at + 4, at + size))
   else
     redis.call(name, key, unpack(ARGV, at + 3, at + size))
@@ -148,8 +161,9 @@ return 1
 )
 """Carry out commands if the user's version still is ARGV[1]; it becomes ARGV[2] then.
 
-ARGV[3] documents follow that must not be in the hash KEYS[2], or nothing happens either. Then the commands:
-each is a count, its name, the number of its key in KEYS, and its arguments; HIT is the function above.
+KEYS begin with those that `_Commands` names. ARGV[3] documents follow that must not be in the hash KEYS[2], or nothing
+happens either. Then the commands: each is a count, its name, the number of its key in KEYS, and its arguments; DOCUMENT
+and HIT are the functions above.
 A client sends a script again when the answer to it got lost: the version then is ARGV[2] already, and all is done.
 """
 
@@ -163,8 +177,8 @@ return 1
 class _Commands:
     """Commands for `_COMMIT`, with the keys they touch declared, as a cluster wants it."""
 
-    def __init__(self, user_key: str, docs_key: str) -> None:
-        self._numbers = {user_key: 1, docs_key: 2}
+    def __init__(self, keys: _Keys) -> None:
+        self._numbers = {keys.user: 1, keys.docs: 2, keys.saved: 3, keys.seen: 4, keys.hit: 5}
         self.arguments: list[str] = []
 
     @property
@@ -385,17 +399,26 @@ class RedisStateStore(StateStore):
         limit: int | None = None,
         content: bool = False,
     ) -> tuple[StoredUser, list[StoredDocument]]:
-        keys = self._keys(user_key)
         only_saved = states is not None and set(states) <= _SAVED
-        named = _ask(self._client.smembers, keys.saved) if only_saved else _ask(self._client.hkeys, keys.docs)
-        wanted = sorted(key for key in map(_text, named) if after is None or key > after)
         user, found = self._read_user(user_key), list[StoredDocument]()
-        for batch in _batches(wanted):
+        for batch in self._keys_after(self._keys(user_key), after, only_saved=only_saved):
             user, _, documents = self._read_many(user_key, batch, content=content)
             found += [item for item in documents if states is None or item.state in states]
             if limit is not None and len(found) >= limit:
                 break
         return user, found[:limit]
+
+    def _keys_after(self, keys: _Keys, after: str | None, *, only_saved: bool) -> Iterator[list[str]]:
+        """The keys of documents beyond one, in order, some hundreds at a time."""
+        if not only_saved:
+            named = _ask(self._client.hkeys, keys.docs)
+            yield from _batches(sorted(key for key in map(_text, named) if after is None or key > after))
+            return
+        page = [after or ""]
+        while page:
+            least = f"({page[-1]}"
+            page = [_text(key) for key in _ask(self._client.zrangebylex, keys.saved, least, "+", 0, _BATCH)]
+            yield page
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         keys = self._keys(user_key)
@@ -411,7 +434,8 @@ class RedisStateStore(StateStore):
         step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
     ) -> None:
         # What this process saw last is as good as a reading if nobody changed anything since: the commit checks it.
-        seen: _Snapshot | None = self._snapshots.get(user_key)
+        # It does not hold so many documents that a page of all of them would be in it.
+        seen: _Snapshot | None = self._snapshots.get(user_key) if len(doc_keys) <= _MOST_DOCUMENTS else None
         while True:
             if seen is None:
                 user, version, documents = self._read_many(user_key, doc_keys)
@@ -452,17 +476,13 @@ class RedisStateStore(StateStore):
         return True
 
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
-        commands = _Commands(keys.user, keys.docs)
+        commands = _Commands(keys)
         for key in change.deleted:
             self._add_delete(commands, keys, key)
         for item in change.documents:
-            commands.add("HSET", keys.docs, item.key, f"{item.state} {item.payload}")
-            commands.add("SADD" if item.state in _SAVED else "SREM", keys.saved, item.key)
-            for sorted_set, reading in ((keys.seen, item.idle_seen), (keys.hit, item.idle_hit)):
-                if reading is None:
-                    commands.add("ZREM", sorted_set, item.key)
-                else:
-                    commands.add("ZADD", sorted_set, reading, item.key)
+            readings = ["" if reading is None else reading for reading in (item.idle_seen, item.idle_hit)]
+            is_saved = int(item.state in _SAVED)
+            commands.add("DOCUMENT", keys.docs, item.key, f"{item.state} {item.payload}", is_saved, *readings)
         for key, content in change.contents.items():
             if content is None:
                 commands.add("HDEL", keys.content, key)
@@ -498,8 +518,7 @@ class RedisStateStore(StateStore):
     def _add_delete(commands: _Commands, keys: _Keys, doc_key: str) -> None:
         for hash_key in (keys.docs, keys.content):
             commands.add("HDEL", hash_key, doc_key)
-        commands.add("SREM", keys.saved, doc_key)
-        for sorted_set in (keys.seen, keys.hit):
+        for sorted_set in (keys.saved, keys.seen, keys.hit):
             commands.add("ZREM", sorted_set, doc_key)
         for name in (keys.events(doc_key), keys.texts(doc_key)):
             commands.add("DEL", name)
@@ -532,7 +551,7 @@ class RedisStateStore(StateStore):
             for key in doc_keys:
                 pipeline.llen(keys.events(key)).llen(keys.texts(key))
             lengths = pipeline.execute()
-            commands = _Commands(keys.user, keys.docs)
+            commands = _Commands(keys)
             for key in doc_keys:
                 self._add_delete(commands, keys, key)
             commands.add("DEL", keys.user)
@@ -629,6 +648,18 @@ class RedisPlace(ChunkPlace):
     def _copies(self, keys: _Keys, doc_key: str) -> list[str]:
         names = self._client.hkeys(keys.chunks(doc_key))
         return sorted({_text(name).partition(":")[0] for name in names})
+
+    def newest(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, str]:
+        """The newest copy of each document that has one, some hundreds of documents a trip."""
+        keys, newest = self._keys(user_id), dict[str, str]()
+        for batch in _batches(doc_ids):
+            pipeline = self._client.pipeline(transaction=False)
+            for doc_id in batch:
+                pipeline.hkeys(keys.chunks(storage_key(doc_id)))
+            for doc_id, names in zip(batch, pipeline.execute(), strict=True):
+                if names:
+                    newest[doc_id] = max(_text(name).partition(":")[0] for name in names)
+        return newest
 
     def _delete(self, keys: _Keys, doc_key: str, copy_ids: Sequence[str]) -> int:
         gone = 0

@@ -689,6 +689,17 @@ class SQLPlace(ChunkPlace):
                 parts = found.get((key, copy_id))
                 yield doc_id, None if parts is None else _stored_copy(copy_id, parts)
 
+    def newest(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, str]:
+        """The newest copy of each document that has one, some hundreds of documents a statement."""
+        columns, newest = (chunks_table.c.doc_key, chunks_table.c.copy_id), dict[str, str]()
+        for batch in _batches(doc_ids):
+            keys = {storage_key(doc_id): doc_id for doc_id in batch}
+            with self._database.driver(writes=False) as cursor:
+                rows = _read_rows(cursor, columns, storage_key(user_id), list(keys))
+            for doc_key, copy_id in rows:
+                newest[keys[doc_key]] = max(copy_id, newest.get(keys[doc_key], ""))
+        return newest
+
     def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
         """Remove copies and their hits."""
         removed = []
