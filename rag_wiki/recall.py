@@ -278,7 +278,7 @@ class Recall:
 
     def _must_read(self, call: Call, record: UserDocRecord) -> bool:
         """Whether what a saved document answers with is yet to be read."""
-        return record.always_full_doc or not self.cache.has_texts(call.user_id, record.doc_id, record.copy_id or "")
+        return record.always_full_doc or not self.cache.has_texts(call.user_id, *_copy_of(record))
 
     def _match(
         self, call: Call, found: CacheFindings, start: QueryStart, name: str | None, vector: Any
@@ -349,32 +349,31 @@ class Recall:
         return allowed
 
     def _read_texts(self, call: Call, found: CacheFindings, hits: Sequence[DocumentHits]) -> list[CachedDocument]:
+        if not hits:
+            return []
         cached = []
+        full = {hit.document.record.doc_id: self._full_text(call, hit.document.record) for hit in hits}
+        wanted = [_copy_of(hit.document.record) for hit in hits if full[hit.document.record.doc_id] is None]
+        texts = self.cache.texts(self.chunks, call.user_id, wanted)
         for hit in hits:
-            record = hit.document.record
-            try:
-                item = self._read_text(call, hit)
-            except CorruptDataError:
-                logger.warning("the saved copy of document %r of user %r is unreadable", record.doc_id, call.user_id)
-                found.withhold(hit.document, "copy unreadable")
-                continue
-            if item is None:
+            doc_id = hit.document.record.doc_id
+            whole, parts = full[doc_id], texts.get(doc_id)
+            if whole is not None:
+                cached.append(CachedDocument(hit, whole, full_document=True))
+            elif parts is None:
                 found.withhold(hit.document, "copy lost")
+            elif isinstance(parts, CorruptDataError):
+                logger.warning("the saved copy of document %r of user %r is unreadable", doc_id, call.user_id)
+                found.withhold(hit.document, "copy unreadable")
             else:
-                cached.append(item)
+                positions = sorted(item.position for item in hit.hits)
+                cached.append(CachedDocument(hit, "\n\n".join([parts[position] for position in positions])))
         return cached
 
-    def _read_text(self, call: Call, hit: DocumentHits) -> CachedDocument | None:
-        record = hit.document.record
-        if record.always_full_doc:
-            stored = self.store.get(call.user_id, record.doc_id)
-            if stored is not None and stored.full_content is not None:
-                return CachedDocument(hit, stored.full_content, full_document=True)
-        texts = self.cache.texts(self.chunks, call.user_id, record.doc_id, record.copy_id or "")
-        if texts is None:
-            return None
-        positions = sorted(found.position for found in hit.hits)
-        return CachedDocument(hit, "\n\n".join(texts[position] for position in positions))
+    def _full_text(self, call: Call, record: UserDocRecord) -> str | None:
+        """The whole text of a document that answers with all of it."""
+        stored = self.store.get(call.user_id, record.doc_id) if record.always_full_doc else None
+        return None if stored is None else stored.full_content
 
     # -- decide and apply ------------------------------------------------------------------------
 
@@ -471,8 +470,10 @@ class Recall:
         copy = document.copy
         if item.chunk_index is not None:
             return copy is None or item.chunk_index not in copy.indices
-        kept = self.cache.texts(self.chunks, call.user_id, document.record.doc_id, document.record.copy_id or "")
-        return not any(_alike(item.document.page_content, text) for text in kept or ())
+        kept = self.cache.texts(self.chunks, call.user_id, [_copy_of(document.record)]).get(document.record.doc_id, ())
+        if isinstance(kept, CorruptDataError):
+            raise kept
+        return not any(_alike(item.document.page_content, text) for text in kept)
 
     def _apply(self, call: Call, answer: Answer, cache: CacheFindings) -> QueryOutcome:
         """Write what the query did, atomically. A store that fails costs the counting, not the answer."""
@@ -534,6 +535,11 @@ _NO_ID_WARNING = (
 def embed_query(model: Embeddings, query: str) -> Step[Any]:
     """Embed a query, by the model's own async method when awaited."""
     return Step(lambda: model.embed_query(query), lambda: model.aembed_query(query))
+
+
+def _copy_of(record: UserDocRecord) -> tuple[str, str]:
+    """The name of a record's copy: document id, copy id."""
+    return record.doc_id, record.copy_id or ""
 
 
 def _bytes_to_read(index: UserIndex, together: Together | None) -> int:

@@ -18,6 +18,7 @@ from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import (
     SAVED_STATES,
+    DocumentEvent,
     DocumentState,
     UserChange,
     UserDocRecord,
@@ -344,20 +345,22 @@ def _decay_page(view: UserView, rates: Mapping[str, float], config: DecayConfig,
     before = [record for record in view.records.values() if record.saved]
     scores = decay_scores(before, [rates.get(record.doc_id, 0.0) for record in before], config, now)
     quiet = (scores >= config.demotion_threshold) & (scores < config.pin_threshold)
-    steps: list[Step] = []
+    pairs: list[tuple[UserDocRecord, UserDocRecord]] = []
+    events: list[DocumentEvent] = []
     for record, score, is_quiet in zip(before, scores.tolist(), quiet.tolist(), strict=True):
         candidate = record.pin_candidate_since is not None or record.demotion_candidate_since is not None
         if candidate or not is_quiet or record.pinned:
-            steps.append(apply_score(record, score, config, now))
+            step = apply_score(record, score, config, now)
+            events += step.events
+            pairs.append((record, record if step.record == record else step.record))
         else:
-            steps.append(Step(record if score == record.decay_score else record.changed(decay_score=score)))
-    gone = [step.record.doc_id for step in steps if not step.record.saved]
-    pairs = [(record, step.record) for record, step in zip(before, steps, strict=True)]
+            pairs.append((record, record if score == record.decay_score else record.changed(decay_score=score)))
+    gone = [after.doc_id for _, after in pairs if not after.saved]
     return UserChange(
-        records=[after for record, after in pairs if after is not record and after != record],
+        records=[after for record, after in pairs if after is not record],
         contents=dict.fromkeys(gone),
         clear_texts=gone,
-        events=[event for step in steps for event in step.events],
+        events=events,
         outcome=pairs,
     )
 

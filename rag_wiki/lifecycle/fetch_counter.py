@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
@@ -34,8 +35,7 @@ class SuggestionEvent:
     fetch_count: int
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What a rule made of one record."""
 
     record: UserDocRecord

@@ -249,29 +249,37 @@ class IndexCache:
         """Whether the texts of a copy are here."""
         return (user_id, doc_id, copy_id) in self._texts
 
-    def texts(self, chunks: ChunkStore, user_id: str, doc_id: str, copy_id: str) -> tuple[str, ...] | None:
-        """The texts of a copy's chunks, or `None` when the copy is gone.
+    def texts(
+        self, chunks: ChunkStore, user_id: str, wanted: Sequence[tuple[str, str]]
+    ) -> dict[str, tuple[str, ...] | CorruptDataError]:
+        """The texts of copies' chunks, by document id, for (document id, copy id); those not here are read together.
 
-        Raises:
-            CorruptDataError: It is there and can't be read back.
+        A copy that can't be read back comes as its error; one that is gone is not in it.
         """
-        key = (user_id, doc_id, copy_id)
+        found: dict[str, tuple[str, ...] | CorruptDataError] = {}
         with self._lock:
-            texts = self._texts.get(key)
-            if texts is not None:
-                self._texts.move_to_end(key)
-                return texts
-        copy = chunks.load_copy(user_id, doc_id, copy_id, vectors=False)
-        if copy is None or copy.texts is None:
-            return None
+            for doc_id, copy_id in wanted:
+                texts = self._texts.get((user_id, doc_id, copy_id))
+                if texts is not None:
+                    self._texts.move_to_end((user_id, doc_id, copy_id))
+                    found[doc_id] = texts
+        missing = {doc_id: copy_id for doc_id, copy_id in wanted if doc_id not in found}
+        for doc_id, copy in chunks.load_copies(user_id, missing.items(), texts=True, vectors=False) if missing else ():
+            if isinstance(copy, CorruptDataError):
+                found[doc_id] = copy
+            elif copy is not None and copy.texts is not None:
+                found[doc_id] = copy.texts
+                self._keep_texts((user_id, doc_id, missing[doc_id]), copy.texts)
+        return found
+
+    def _keep_texts(self, key: tuple[str, str, str], texts: tuple[str, ...]) -> None:
         with self._lock:
             if key not in self._texts:
-                self._texts[key] = copy.texts
-                self._text_bytes += _bytes_of(copy.texts)
+                self._texts[key] = texts
+                self._text_bytes += _bytes_of(texts)
             while self._text_bytes > self.max_text_bytes and len(self._texts) > 1:
                 _, old = self._texts.popitem(last=False)
                 self._text_bytes -= _bytes_of(old)
-        return copy.texts
 
     def forget(self, user_id: str) -> None:
         """Drop everything about a user."""

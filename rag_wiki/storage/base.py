@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +23,7 @@ from rag_wiki.storage.codec import (
     decode_record,
     decode_text,
     encode_change,
+    is_same_record,
     storage_key,
 )
 from rag_wiki.storage.records import (
@@ -193,8 +194,9 @@ class StateStore(ABC):
             The change that was carried out.
         """
         keys = list(dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys]))
-        applied, written = self._carry_out(user_id, keys, decide, self._memory)
-        self._memory.keep(self._user_key(user_id), written.documents, applied.records, written.user.clocks)
+        user_key = self._user_key(user_id)
+        applied, written = self._carry_out(user_id, keys, decide, partial(self._memory.decode, user_key))
+        self._memory.keep(user_key, written.documents, applied.records, written.user.clocks)
         return applied
 
     def change_pages(
@@ -223,18 +225,35 @@ class StateStore(ABC):
         while True:
             user, stored = self._scan(user_key, wanted, after=after, limit=size)
             if stored:
-                records = [decode_record(item, user.clocks) for item in stored]
-                known = RecordMemory(size)
-                known.keep(user_key, stored, records, user.clocks)
-                found = gather(records)
-                keys = [item.key for item in stored]
-                yield self._carry_out(user_id, keys, lambda view, found=found: decide(view, found), known)[0]  # type: ignore[misc]  # mypy does not infer the default's type
+                yield self._change_page(user_id, user.clocks, stored, gather, decide)
             if len(stored) < size:
                 return
             after = stored[-1].key
 
+    def _change_page(
+        self,
+        user_id: str,
+        clocks: Clocks,
+        page: Sequence[StoredDocument],
+        gather: Callable[[Sequence[UserDocRecord]], T],
+        decide: Callable[[UserView, T], UserChange],
+    ) -> UserChange:
+        read = {item.key: (item, decode_record(item, clocks)) for item in page}
+        found = gather([record for _, record in read.values()])
+
+        def decode(stored: StoredDocument, now: Clocks) -> UserDocRecord:
+            # Hardly ever has anybody changed it meanwhile: then it need not be decoded again.
+            before, record = read[stored.key]
+            return record if now == clocks and is_same_record(before, stored) else decode_record(stored, now)
+
+        return self._carry_out(user_id, list(read), lambda view: decide(view, found), decode)[0]
+
     def _carry_out(
-        self, user_id: str, keys: Sequence[str], decide: Callable[[UserView], UserChange], known: RecordMemory
+        self,
+        user_id: str,
+        keys: Sequence[str],
+        decide: Callable[[UserView], UserChange],
+        decode: Callable[[StoredDocument, Clocks], UserDocRecord],
     ) -> tuple[UserChange, StoredChange]:
         user_key = self._user_key(user_id)
         applied, written = UserChange(), StoredChange(StoredUser())
@@ -242,7 +261,7 @@ class StateStore(ABC):
         def step(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
             nonlocal applied, written
             clocks = user.clocks
-            records = [known.decode(user_key, stored, clocks) for stored in documents.values()]
+            records = [decode(stored, clocks) for stored in documents.values()]
             view = UserView(user_id, clocks, user.revision, {record.doc_id: record for record in records})
             applied = decide(view)
             written = encode_change(view, user, applied)

@@ -13,11 +13,11 @@ import math
 import re
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import date, datetime
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -49,6 +49,7 @@ __all__ = [
     "dump_json",
     "encode_change",
     "encode_record",
+    "is_same_record",
     "plain",
     "storage_key",
 ]
@@ -80,9 +81,11 @@ class StoredUser:
         return Clocks(self.queries, self.searches)
 
 
-@dataclass(frozen=True)
-class StoredDocument:
-    """A record as stored. `content` is `None` when absent or not read."""
+class StoredDocument(NamedTuple):
+    """A record as stored. `content` is `None` when absent or not read.
+
+    A tuple, because a decay run makes millions of them, and the garbage collector looks into anything else.
+    """
 
     key: str
     state: str
@@ -102,6 +105,8 @@ class StoredChange:
     deleted: Sequence[str] = ()
     documents: Sequence[StoredDocument] = ()
     """Written without `content`; in the order of the records that they are the form of."""
+    only_payload: Collection[str] = frozenset()
+    """The keys of those that differ from what is stored in nothing but their payload."""
     contents: Mapping[str, str | None] = field(default_factory=dict)
     events: Sequence[tuple[str, str]] = ()
     """(document key, payload)."""
@@ -199,8 +204,6 @@ def decode_user(user_id: str | bytes, *counters: str | int | None) -> StoredUser
         raise CorruptDataError(msg) from error
 
 
-_TEXTS = ("user_id", "doc_id", "doc_title", "doc_path")
-"""Always stored; a record without them is unreadable."""
 _DEFAULTS = {item.name: None if item.default is MISSING else item.default for item in fields(UserDocRecord)}
 _ELSEWHERE = ("user_state", "full_content", "queries_missed", "cache_miss_streak")
 """Fields with a place of their own in `StoredDocument`, or kept as clock readings."""
@@ -232,6 +235,17 @@ def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = N
     )
 
 
+def _searched_facts(record: UserDocRecord | None, clocks: Clocks) -> tuple[object, ...]:
+    """What a store searches by, apart from the key: the fields of `StoredDocument` beside the payload."""
+    if record is None:
+        return ()
+    return (
+        record.user_state,
+        clocks.queries - record.queries_missed if record.counting else None,
+        clocks.searches - record.cache_miss_streak if record.streak_counts else None,
+    )
+
+
 def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
     """The record of a stored form at the given readings of the user's clocks."""
     try:
@@ -251,7 +265,8 @@ def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
         held["cache_miss_streak"] = max(clocks.searches - hit, 0)
         if stored.content is not None:
             held["full_content"] = _parse(stored.content, _record_at(stored), str)
-        if len(held) != len(_DEFAULTS) or not all(type(held[name]) is str for name in _TEXTS):
+        texts = held["user_id"], held["doc_id"], held["doc_title"], held["doc_path"]
+        if len(held) != len(_DEFAULTS) or {*map(type, texts)} != {str}:
             raise _unreadable(stored, f"its fields are {', '.join(sorted(payload))}")
         return record
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -261,21 +276,27 @@ def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
 _STATES = {state.value: state for state in DocumentState}
 
 
+def is_same_record(one: StoredDocument, other: StoredDocument) -> bool:
+    """Whether two stored forms are of the same record, but for its content."""
+    return one.payload == other.payload and one.state == other.state
+
+
 class RecordMemory:
     """The records that were written last, so that the query that comes next need not decode what this one encoded.
 
     What is in the store decides: a record counts as known only while its stored form is the one that was written.
     """
 
-    def __init__(self, most: int = 512) -> None:
-        self._most = most
+    most = 512
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._written: dict[tuple[str, str], tuple[StoredDocument, UserDocRecord, Clocks]] = {}
 
     def decode(self, user_key: str, stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
         """`decode_record`, from memory where possible."""
         known = self._written.get((user_key, stored.key))
-        if known is None or (known[0].payload, known[0].state) != (stored.payload, stored.state):
+        if known is None or not is_same_record(known[0], stored):
             return decode_record(stored, clocks)
         _, record, then = known
         return record.changed(
@@ -288,10 +309,10 @@ class RecordMemory:
     ) -> None:
         """Note records that were written, with the readings of the clocks that they are as of."""
         with self._lock:
-            for item, record in zip(stored[-self._most :], records[-self._most :], strict=True):
+            for item, record in zip(stored[-self.most :], records[-self.most :], strict=True):
                 self._written.pop((user_key, item.key), None)
                 self._written[user_key, item.key] = item, record.changed(full_content=None), clocks
-            while len(self._written) > self._most:
+            while len(self._written) > self.most:
                 del self._written[next(iter(self._written))]
 
     def forget(self, user_key: str) -> None:
@@ -349,9 +370,12 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     """
     clocks = Clocks(view.clocks.queries + change.queries, view.clocks.searches + change.searches)
     after = dict.fromkeys(change.deleted, None) | {record.doc_id: record for record in change.records}
-    saved, moved = user.saved, False
+    saved, moved, only_payload = user.saved, False, list[str]()
     for doc_id, record in after.items():
         before = view.records.get(doc_id)
+        both = record is not None and before is not None and doc_id not in change.deleted
+        if both and _searched_facts(before, view.clocks) == _searched_facts(record, clocks):
+            only_payload.append(storage_key(doc_id))
         saved += int(record is not None and record.saved) - int(before is not None and before.saved)
         moved |= (record.index_facts if record else None) != (before.index_facts if before else None)
     return StoredChange(
@@ -360,6 +384,7 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
         ),
         deleted=[storage_key(doc_id) for doc_id in change.deleted],
         documents=[encode_record(record, clocks) for record in change.records],
+        only_payload=frozenset(only_payload),
         contents={
             storage_key(doc_id): None if content is None else dump_json(content)
             for doc_id, content in change.contents.items()

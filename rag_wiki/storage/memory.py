@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from rag_wiki.storage.base import ForgottenUser, StateStore
@@ -98,7 +98,7 @@ class MemoryStateStore(StateStore):
         with self._lock:
             user = self._user(user_key)
             document = user.documents.get(doc_key)
-            return user.counters, document and replace(document, content=user.contents.get(doc_key))
+            return user.counters, document and document._replace(content=user.contents.get(doc_key))
 
     def _scan(
         self,
@@ -114,7 +114,7 @@ class MemoryStateStore(StateStore):
             items = (user.documents[key] for key in user.keys_after(after))
             found = list(islice((item for item in items if states is None or item.state in states), limit))
             if content:
-                found = [replace(item, content=user.contents.get(item.key)) for item in found]
+                found = [item._replace(content=user.contents.get(item.key)) for item in found]
             return user.counters, found
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:

@@ -59,15 +59,27 @@ _BATCH = 500
 _MOST_USERS, _MOST_DOCUMENTS = 128, 128
 """Users, and documents of each, whose last form is remembered."""
 
-_READ = """
-local user = redis.call('HMGET', KEYS[1], 'user_id', 'queries', 'searches', 'revision', 'saved', 'version')
-if #ARGV == 1 then return {user, {}, {}} end
-local names = {unpack(ARGV, 2)}
-local docs = redis.call('HMGET', KEYS[2], unpack(names))
-local contents = {}
-if ARGV[1] == '1' then contents = redis.call('HMGET', KEYS[3], unpack(names)) end
-return {user, docs, contents}
+_READ_FUNCTIONS = """
+local function read_user(key)
+  return redis.call('HMGET', key, 'user_id', 'queries', 'searches', 'revision', 'saved', 'version')
+end
+local function read_lines(key, first, last)
+  if last < first then return '' end
+  local values = redis.call('HMGET', key, unpack(ARGV, first, last))
+  for i = 1, #values do values[i] = values[i] and '=' .. values[i] or '' end
+  return table.concat(values, '\\n')
+end
 """
+"""Documents and contents come as lines, each with a `=` before it, empty where there is none: a client takes hundreds
+of values apart one by one.
+"""
+
+_READ = (
+    _READ_FUNCTIONS
+    + """
+return {read_user(KEYS[1]), read_lines(KEYS[2], 2, #ARGV), ARGV[1] == '1' and read_lines(KEYS[3], 2, #ARGV) or ''}
+"""
+)
 """KEYS: user, docs, content. ARGV: '1' to read content, then document keys. One moment of all of it."""
 
 _START = """
@@ -121,33 +133,42 @@ return gone
 KEYS: chunked, chunks, the hits of each copy. ARGV: document key, copy ids.
 """
 
-_DOCUMENT_FUNCTION = """
-local function document(docs, saved, seen, hit, key, value, is_saved, seen_at, hit_at)
-  redis.call('HSET', docs, key, value)
-  if is_saved == '1' then redis.call('ZADD', saved, 0, key) else redis.call('ZREM', saved, key) end
-  if seen_at == '' then redis.call('ZREM', seen, key) else redis.call('ZADD', seen, seen_at, key) end
-  if hit_at == '' then redis.call('ZREM', hit, key) else redis.call('ZADD', hit, hit_at, key) end
+_DOCUMENTS_FUNCTION = """
+local function documents(docs, saved, seen, hit, lines)
+  local function place(set, reading, key)
+    if reading == '-' then redis.call('ZREM', set, key) else redis.call('ZADD', set, reading, key) end
+  end
+  for key, is_saved, seen_at, hit_at, value in string.gmatch(lines, '(%S+) (%S+) (%S+) (%S+) ([^\\n]*)\\n') do
+    redis.call('HSET', docs, key, value)
+    if is_saved ~= '=' then
+      place(saved, is_saved, key)
+      place(seen, seen_at, key)
+      place(hit, hit_at, key)
+    end
+  end
 end
 """
-"""What one document is in: put together here, because a client packs every argument by itself."""
+"""Everything that documents are in, from one argument of a line each: a client packs every argument by itself."""
 
 _COMMIT = (
     _HIT_FUNCTION
-    + _DOCUMENT_FUNCTION
+    + _DOCUMENTS_FUNCTION
+    + _READ_FUNCTIONS
     + """
 local version = redis.call('HGET', KEYS[1], 'version') or ''
-if version ~= '' and version == ARGV[2] then return 1 end
-if version ~= ARGV[1] then return 0 end
-local absent = tonumber(ARGV[3])
-for i = 4, 3 + absent do
-  if redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1 then return 0 end
+if version ~= '' and version == ARGV[2] then return {1} end
+local absent, guessed = tonumber(ARGV[3]), tonumber(ARGV[4])
+local right = version == ARGV[1]
+for i = 5, 4 + absent do
+  right = right and redis.call('HEXISTS', KEYS[2], ARGV[i]) == 0
 end
-local at = 4 + absent
+if not right then return {0, read_user(KEYS[1]), read_lines(KEYS[2], 5, 4 + guessed)} end
+local at = 5 + guessed
 while at <= #ARGV do
   local size = tonumber(ARGV[at])
   local name, key = ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
-  if name == 'DOCUMENT' then
-    document(KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV, at + 3, at + size))
+  if name == 'DOCUMENTS' then
+    documents(KEYS[2], KEYS[3], KEYS[4], KEYS[5], ARGV[at + 3])
   elseif name == 'HIT' then
     hit(key, KEYS[tonumber(ARGV[at + 3])], unpack(ARGV, at + 4, at + size))
   else
@@ -156,14 +177,15 @@ while at <= #ARGV do
   at = at + size + 1
 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'version', ARGV[2]) end
-return 1
+return {1}
 """
 )
 """Carry out commands if the user's version still is ARGV[1]; it becomes ARGV[2] then.
 
-KEYS begin with those that `_Commands` names. ARGV[3] documents follow that must not be in the hash KEYS[2], or nothing
-happens either. Then the commands: each is a count, its name, the number of its key in KEYS, and its arguments; DOCUMENT
-and HIT are the functions above.
+KEYS begin with those that `_Commands` names. ARGV[4] document keys follow that the change was guessed for; the first
+ARGV[3] of them must not be in the hash KEYS[2], or nothing happens either. Then the commands: each is a count, its
+name, the number of its key in KEYS, and its arguments; DOCUMENTS and HIT are the functions above.
+The answer begins with 1 when it was done; else it tells what a right guess would have begun with.
 A client sends a script again when the answer to it got lost: the version then is ARGV[2] already, and all is done.
 """
 
@@ -172,6 +194,14 @@ if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
+
+
+_COUNT = """
+local lengths = {}
+for i = 1, #KEYS do lengths[i] = redis.call('HLEN', KEYS[i]) end
+return table.concat(lengths, ' ')
+"""
+"""KEYS: the hits of copies, all of one user."""
 
 
 class _Commands:
@@ -239,9 +269,29 @@ def _stored_user(values: Sequence[Any]) -> tuple[StoredUser, str]:
     return decode_user(user_id, *counters), version or ""
 
 
-def _stored_document(key: str, value: bytes | str, content: bytes | str | None = None) -> StoredDocument:
-    state, _, payload = _text(value).partition(" ")
-    return StoredDocument(key, state, payload, content=_optional_text(content))
+def _stored_document(key: str, value: str, content: str | None = None) -> StoredDocument:
+    state, _, payload = value.partition(" ")
+    return StoredDocument(key, state, payload, content=content)
+
+
+def _document_line(item: StoredDocument, *, only_payload: bool) -> str:
+    """A document for `_DOCUMENTS_FUNCTION`: JSON and keys are ASCII without line ends, keys without spaces too."""
+    if only_payload:
+        return f"{item.key} = = = {item.state} {item.payload}\n"
+    saved, seen, hit = (
+        "-" if reading is None else reading
+        for reading in (0 if item.state in _SAVED else None, item.idle_seen, item.idle_hit)
+    )
+    return f"{item.key} {saved} {seen} {hit} {item.state} {item.payload}\n"
+
+
+def _lines(values: bytes | str, count: int) -> list[str]:
+    """The lines of `_READ`, one for each document asked for."""
+    lines = _text(values).split("\n") if count else []
+    if len(lines) != count:
+        msg = f"stored documents are not ours: {count} of them are {len(lines)} lines. Restore them from a backup."
+        raise CorruptDataError(msg)
+    return lines
 
 
 def _run(script: Any, keys: Sequence[str], arguments: Sequence[str | bytes | int]) -> Any:
@@ -296,6 +346,20 @@ class _Snapshot:
             documents[item.key] = item
         newest = dict(islice(documents.items(), max(len(documents) - _MOST_DOCUMENTS, 0), None))
         return _Snapshot(change.user, version, newest)
+
+
+def _corrected(guess: _Snapshot, doc_keys: Sequence[str], values: Sequence[Any], lines: bytes | str) -> _Snapshot:
+    """What `_COMMIT` says is so. Documents beyond those it was asked for stay known if the user is still the same."""
+    user, version = _stored_user(values)
+    read = {
+        key: _stored_document(key, line[1:])
+        for key, line in zip(doc_keys, _lines(lines, len(doc_keys)), strict=True)
+        if line
+    }
+    others = guess.documents if guess.version == version else {}
+    return _Snapshot(
+        user, version, {**{key: others[key] for key in others if key not in doc_keys}, **read}, complete=True
+    )
 
 
 class _Snapshots:
@@ -375,10 +439,11 @@ class RedisStateStore(StateStore):
             )
             # The first trip's version: a change between two trips must not pass for one that was seen.
             first = first or _stored_user(values)
+            texts = _lines(contents, len(batch)) if content else [""] * len(batch)
             documents += [
-                _stored_document(key, doc, contents[at] if contents else None)
-                for at, (key, doc) in enumerate(zip(batch, docs, strict=True))
-                if doc is not None
+                _stored_document(key, doc[1:], text[1:] if text else None)
+                for key, doc, text in zip(batch, _lines(docs, len(batch)), texts, strict=True)
+                if doc
             ]
         user, version = first or (StoredUser(), "")
         return user, version, documents
@@ -441,48 +506,52 @@ class RedisStateStore(StateStore):
                 user, version, documents = self._read_many(user_key, doc_keys)
                 seen = _Snapshot(user, version, {item.key: item for item in documents}, complete=True)
             try:
-                if self._try_change(user_key, seen, {key: seen.documents.get(key) for key in doc_keys}, step):
-                    return
+                done, seen = self._try_change(user_key, seen, doc_keys, step)
             except Exception:
                 # A refusal counts only when it is about what is really there.
-                if seen.complete:
+                if seen is None or seen.complete:
                     raise
-            seen = None
+                done, seen = False, None
+            if done:
+                return
 
     def _try_change(
         self,
         user_key: str,
         seen: _Snapshot,
-        wanted: Mapping[str, StoredDocument | None],
+        doc_keys: Sequence[str],
         step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
-    ) -> bool:
-        """Change what was seen, unless it is not so any more; one trip."""
+    ) -> tuple[bool, _Snapshot | None]:
+        """Change what was seen, unless it is not so (any more); one trip. Tells what is so, where it is told."""
         keys = self._keys(user_key)
+        wanted = {key: seen.documents.get(key) for key in doc_keys}
         change = step(seen.user, {key: item for key, item in wanted.items() if item is not None})
         if change.user.saved > seen.user.saved:
             if not seen.complete:
                 # Most likely a saved document that is not remembered here.
-                return False
+                return False, None
             # Before the change, so that no crash leaves a user with saved documents unlisted.
             self._client.hset(f"{self._prefix}:users", user_key, dump_json(change.user.user_id))
         commands = self._commands(keys, change)
-        absent = [] if seen.complete else [key for key, item in wanted.items() if item is None]
+        # The ones that are taken for absent first.
+        guessed = [] if seen.complete else sorted(wanted, key=lambda key: wanted[key] is not None)
+        absent = 0 if seen.complete else sum(item is None for item in wanted.values())
         version = uuid.uuid4().hex
-        arguments = [seen.version, version, str(len(absent)), *absent, *commands.arguments]
-        if not int(_run(self._commit, commands.keys, arguments)):
-            self._snapshots.drop(user_key)
-            return False
-        self._snapshots.keep(user_key, seen.after(version, change, wanted))
-        return True
+        arguments = [seen.version, version, str(absent), str(len(guessed)), *guessed, *commands.arguments]
+        done, *told = _run(self._commit, commands.keys, arguments)
+        if int(done):
+            self._snapshots.keep(user_key, seen.after(version, change, wanted))
+            return True, None
+        self._snapshots.drop(user_key)
+        return False, None if seen.complete else _corrected(seen, guessed, *told)
 
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
         commands = _Commands(keys)
         for key in change.deleted:
             self._add_delete(commands, keys, key)
-        for item in change.documents:
-            readings = ["" if reading is None else reading for reading in (item.idle_seen, item.idle_hit)]
-            is_saved = int(item.state in _SAVED)
-            commands.add("DOCUMENT", keys.docs, item.key, f"{item.state} {item.payload}", is_saved, *readings)
+        if change.documents:
+            lines = [_document_line(item, only_payload=item.key in change.only_payload) for item in change.documents]
+            commands.add("DOCUMENTS", keys.docs, "".join(lines))
         for key, content in change.contents.items():
             if content is None:
                 commands.add("HDEL", keys.content, key)
@@ -557,7 +626,7 @@ class RedisStateStore(StateStore):
             commands.add("DEL", keys.user)
             # Before the commit: whoever saves something after it puts the user back on the list.
             self._client.hdel(f"{self._prefix}:users", user_key)
-            if int(_run(self._commit, commands.keys, [version, "", "0", *commands.arguments])):
+            if int(_run(self._commit, commands.keys, [version, "", "0", "0", *commands.arguments])[0]):
                 self._snapshots.drop(user_key)
                 return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
 
@@ -587,6 +656,7 @@ class RedisPlace(ChunkPlace):
         self._write = self._client.register_script(_WRITE)
         self._hit = self._client.register_script(_HIT)
         self._remove = self._client.register_script(_REMOVE)
+        self._count = self._client.register_script(_COUNT)
 
     def _keys(self, user_id: str) -> _Keys:
         return _Keys(self._prefix, storage_key(user_id))
@@ -691,9 +761,7 @@ class RedisPlace(ChunkPlace):
         """How many chunks of each copy ever answered, some hundreds of copies a trip."""
         keys, counts = self._keys(user_id), dict[str, int]()
         for batch in _batches(wanted):
-            pipeline = self._client.pipeline(transaction=False)
-            for doc_id, copy_id in batch:
-                pipeline.hlen(keys.hits(storage_key(doc_id), copy_id))
-            for (doc_id, _), fields in zip(batch, pipeline.execute(), strict=True):
-                counts[doc_id] = int(fields) // 2
+            hits = [keys.hits(storage_key(doc_id), copy_id) for doc_id, copy_id in batch]
+            lengths = _text(_run(self._count, hits, [])).split()
+            counts |= {doc_id: int(fields) // 2 for (doc_id, _), fields in zip(batch, lengths, strict=True)}
         return counts

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -43,7 +44,7 @@ from rag_wiki.storage.codec import (
 try:
     import sqlalchemy as sa
     from sqlalchemy.dialects import postgresql
-    from sqlalchemy.engine import URL, Connection, Engine, Row, make_url
+    from sqlalchemy.engine import URL, Connection, Engine, make_url
 except ImportError as error:
     raise MissingExtraError("SQLiteStateStore / SQLStateStore", "sqlite") from error
 
@@ -358,7 +359,7 @@ def _of(table: sa.Table, user_key: str, doc_key: str | None = None) -> sa.Column
 
 _CHANGED_COLUMNS = tuple(documents_table.c[name] for name in ("doc_key", "state", "payload", "idle_seen", "idle_hit"))
 """In the order of the fields of `StoredDocument`."""
-_PLAIN_COLUMNS = [column for column in documents_table.columns if column.name not in {"user_key", "content"}]
+_COLUMNS = (*_CHANGED_COLUMNS, documents_table.c.content)
 # The counters, and a row for each idle document. Two halves for those, each with its own index, rather than an OR that
 # would read all of the user's rows.
 _START = sa.union_all(
@@ -390,6 +391,8 @@ _DELETE_ALL = [
     for table in (documents_table, events_table, texts_table, users_table)
 ]
 _SET_CONTENT = sa.update(documents_table).where(_mine(documents_table)).values(content=sa.bindparam("new_content"))
+# Columns that are not named keep their index entries; most changes of a decay run are of the payload alone.
+_SET_PAYLOAD = sa.update(documents_table).where(_mine(documents_table)).values(payload=sa.bindparam("new_payload"))
 _ADD_EVENT = sa.insert(events_table)
 _DELETE_OLD_EVENTS = _DELETE[events_table].where(events_table.c.number <= sa.bindparam("last_number"))
 _NUMBERED = (events_table, texts_table)
@@ -430,10 +433,6 @@ def _hit_statement(insert: Any) -> Any:
             "last_hit_at": statement.excluded.last_hit_at,
         },
     )
-
-
-def _stored_document(row: Row[Any], content: str | None = None) -> StoredDocument:
-    return StoredDocument(row.doc_key, row.state, row.payload, row.idle_seen, row.idle_hit, content)
 
 
 def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
@@ -483,8 +482,8 @@ class SQLStateStore(StateStore):
     def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
         with self._database.reading() as connection:
             user = _read_counters(connection, user_key)
-            row = connection.execute(sa.select(documents_table).where(_of(documents_table, user_key, doc_key))).first()
-        return user, None if row is None else _stored_document(row, row.content)
+            row = connection.execute(sa.select(*_COLUMNS).where(_of(documents_table, user_key, doc_key))).first()
+        return user, None if row is None else StoredDocument(*row)
 
     def _scan(
         self,
@@ -495,7 +494,7 @@ class SQLStateStore(StateStore):
         limit: int | None = None,
         content: bool = False,
     ) -> tuple[StoredUser, list[StoredDocument]]:
-        columns = [*_PLAIN_COLUMNS, documents_table.c.content] if content else _PLAIN_COLUMNS
+        columns = _COLUMNS if content else _CHANGED_COLUMNS
         query = sa.select(*columns).where(_of(documents_table, user_key)).order_by(documents_table.c.doc_key)
         if states is not None:
             query = query.where(documents_table.c.state.in_(states))
@@ -504,7 +503,7 @@ class SQLStateStore(StateStore):
         with self._database.reading() as connection:
             user = _read_counters(connection, user_key)
             rows = connection.execute(query.limit(limit)).all()
-        return user, [_stored_document(row, row.content if content else None) for row in rows]
+        return user, [StoredDocument(*row) for row in rows]
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         with self._database.driver(writes=False) as cursor:
@@ -536,19 +535,24 @@ class SQLStateStore(StateStore):
         for table, statement in _DELETE.items():
             gone = [*change.deleted, *change.clear_texts] if table is texts_table else change.deleted
             cursor.run(statement, [{"user_key": user_key, "own_key": key} for key in gone])
-        documents = [
-            {
-                "user_key": user_key,
-                "doc_key": item.key,
-                "state": item.state,
-                "idle_seen": item.idle_seen,
-                "idle_hit": item.idle_hit,
-                "payload": item.payload,
-                "content": None,
-            }
-            for item in change.documents
-        ]
+        documents, payloads = list[dict[str, Any]](), list[dict[str, Any]]()
+        for item in change.documents:
+            if item.key in change.only_payload:
+                payloads.append({"user_key": user_key, "own_key": item.key, "new_payload": item.payload})
+            else:
+                documents.append(
+                    {
+                        "user_key": user_key,
+                        "doc_key": item.key,
+                        "state": item.state,
+                        "idle_seen": item.idle_seen,
+                        "idle_hit": item.idle_hit,
+                        "payload": item.payload,
+                        "content": None,
+                    }
+                )
         upsert(cursor, documents_table, documents, "content")
+        cursor.run(_SET_PAYLOAD, payloads)
         contents = [
             {"user_key": user_key, "own_key": key, "new_content": content} for key, content in change.contents.items()
         ]
@@ -741,17 +745,12 @@ class SQLPlace(ChunkPlace):
 
     def hit_counts(self, user_id: str, wanted: Iterable[tuple[str, str]]) -> dict[str, int]:
         """How many chunks of each copy ever answered, some hundreds of copies a statement."""
-        counts: dict[str, int] = {}
+        columns, counts = (hits_table.c.doc_key, hits_table.c.copy_id), dict[str, int]()
         for batch in _batches(wanted):
             keys = {storage_key(doc_id): (doc_id, copy_id) for doc_id, copy_id in batch}
-            query = (
-                sa.select(hits_table.c.doc_key, hits_table.c.copy_id, sa.func.count().label("hit"))
-                .where(_of(hits_table, storage_key(user_id)), hits_table.c.doc_key.in_(list(keys)))
-                .group_by(hits_table.c.doc_key, hits_table.c.copy_id)
-            )
-            with self._database.reading() as connection:
-                for row in connection.execute(query):
-                    doc_id, copy_id = keys[row.doc_key]
-                    if row.copy_id == copy_id:
-                        counts[doc_id] = row.hit
+            with self._database.driver(writes=False) as cursor:
+                rows = _read_rows(cursor, columns, storage_key(user_id), list(keys))
+            for (doc_key, copy_id), hit in Counter(rows).items():
+                if keys[doc_key][1] == copy_id:
+                    counts[keys[doc_key][0]] = hit
         return counts
