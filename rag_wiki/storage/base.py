@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from rag_wiki.clock import as_utc
 from rag_wiki.storage.codec import (
-    RecordMemory,
+    FreshRecords,
     StoredChange,
     StoredDocument,
     StoredUser,
@@ -24,6 +24,7 @@ from rag_wiki.storage.codec import (
     decode_text,
     encode_change,
     is_same_record,
+    settle,
     storage_key,
 )
 from rag_wiki.storage.records import (
@@ -195,8 +196,8 @@ class StateStore(ABC):
         """
         keys = list(dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys]))
         user_key = self._user_key(user_id)
-        applied, written = self._carry_out(user_id, keys, decide, partial(self._memory.decode, user_key))
-        self._memory.keep(user_key, written.documents, applied.records, written.user.clocks)
+        applied, written = self._carry_out(user_id, keys, decide, partial(self._fresh.decode, user_key))
+        self._fresh.keep(user_key, written.documents)
         return applied
 
     def change_pages(
@@ -246,7 +247,9 @@ class StateStore(ABC):
             before, record = read[stored.key]
             return record if now == clocks and is_same_record(before, stored) else decode_record(stored, now)
 
-        return self._carry_out(user_id, list(read), lambda view: decide(view, found), decode)[0]
+        applied, written = self._carry_out(user_id, list(read), lambda view: decide(view, found), decode)
+        settle(written.documents)
+        return applied
 
     def _carry_out(
         self,
@@ -271,8 +274,8 @@ class StateStore(ABC):
         return applied, written
 
     @cached_property
-    def _memory(self) -> RecordMemory:
-        return RecordMemory()
+    def _fresh(self) -> FreshRecords:
+        return FreshRecords()
 
     # -- history, texts, forgetting ------------------------------------------------------------------
 
@@ -288,7 +291,7 @@ class StateStore(ABC):
         """Remove every trace of the user from this store, chunks beside the state included, and count it."""
         # The state first: who applies a query meanwhile then finds no record whose chunks it would hit.
         forgotten = self._forget(self._user_key(user_id))
-        self._memory.forget(self._user_key(user_id))
+        self._fresh.forget(self._user_key(user_id))
         return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
 
     # -- jobs ------------------------------------------------------------------------------------

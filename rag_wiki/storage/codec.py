@@ -13,7 +13,7 @@ import math
 import re
 import secrets
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import date, datetime
 from functools import lru_cache
@@ -36,7 +36,7 @@ from rag_wiki.storage.records import (
 )
 
 __all__ = [
-    "RecordMemory",
+    "FreshRecords",
     "StoredChange",
     "StoredDocument",
     "StoredUser",
@@ -51,6 +51,7 @@ __all__ = [
     "encode_record",
     "is_same_record",
     "plain",
+    "settle",
     "storage_key",
 ]
 
@@ -89,12 +90,17 @@ class StoredDocument(NamedTuple):
 
     key: str
     state: str
-    payload: str
+    payload: str | RecordPayload
     idle_seen: int | None = None
     """Query clock at the last fetch, while a count or suggestion can lapse; else `None`."""
     idle_hit: int | None = None
     """Search clock at the last hit, while a miss streak can demote; else `None`."""
     content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The payload as stores keep it: one line of ASCII."""
+        return self.payload if isinstance(self.payload, str) else self.payload.text
 
 
 @dataclass(frozen=True)
@@ -217,18 +223,56 @@ def _moment_text(moment: datetime) -> str:
     return as_utc(moment).isoformat()
 
 
-def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = None) -> StoredDocument:
-    """The stored form of a record at the given readings of the user's clocks."""
-    seen, hit = clocks.queries - record.queries_missed, clocks.searches - record.cache_miss_streak
+class RecordPayload:
+    """The JSON of a record at a reading of the user's clocks, put together when somebody asks for it.
+
+    While a record is fresh it is at hand itself: a store in memory hardly ever needs the text, and nobody needs to
+    decode what was encoded a moment ago.
+    """
+
+    __slots__ = ("_fresh", "_text")
+
+    def __init__(self, record: UserDocRecord, seen_at: int, hit_at: int) -> None:
+        fresh = record.changed(full_content=None)
+        fresh.normalize_times()
+        self._fresh: tuple[UserDocRecord, int, int] | None = fresh, seen_at, hit_at
+        self._text: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The JSON."""
+        fresh = self._fresh
+        if self._text is None and fresh is not None:
+            self._text = _encode(*fresh)
+        return self._text or ""
+
+    @property
+    def fresh(self) -> tuple[UserDocRecord, int, int] | None:
+        """The record with the two readings, while it is at hand; not to be changed."""
+        return self._fresh
+
+    def settle(self) -> None:
+        """Keep the text alone: it takes a third of the room."""
+        # In this order: who reads it at the same time finds one or the other.
+        self._text, self._fresh = self.text, None
+
+
+def _encode(record: UserDocRecord, seen_at: int, hit_at: int) -> str:
     held = record.__dict__
     payload: dict[str, Any] = {name: value for name, default in _STORED if (value := held[name]) != default}
     for name in payload.keys() & _TIMES:
         payload[name] = _moment_text(payload[name])
-    payload["seen_at"], payload["hit_at"] = seen, hit
+    payload["seen_at"], payload["hit_at"] = seen_at, hit_at
+    return dump_json(payload)
+
+
+def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = None) -> StoredDocument:
+    """The stored form of a record at the given readings of the user's clocks."""
+    seen, hit = clocks.queries - record.queries_missed, clocks.searches - record.cache_miss_streak
     return StoredDocument(
         key=storage_key(record.doc_id),
         state=record.user_state.value,
-        payload=dump_json(payload),
+        payload=RecordPayload(record, seen, hit),
         idle_seen=seen if record.counting else None,
         idle_hit=hit if record.streak_counts else None,
         content=content,
@@ -248,8 +292,14 @@ def _searched_facts(record: UserDocRecord | None, clocks: Clocks) -> tuple[objec
 
 def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
     """The record of a stored form at the given readings of the user's clocks."""
+    fresh = None if isinstance(stored.payload, str) else stored.payload.fresh
+    if fresh is not None and stored.content is None:
+        record, seen, hit = fresh
+        return record.changed(
+            queries_missed=max(clocks.queries - seen, 0), cache_miss_streak=max(clocks.searches - hit, 0)
+        )
     try:
-        payload = json.loads(stored.payload)
+        payload = json.loads(stored.text)
         seen, hit = payload.pop("seen_at"), payload.pop("hit_at")
         for name in payload.keys() & _TIMES:
             payload[name] = as_utc(datetime.fromisoformat(payload[name]))
@@ -278,48 +328,47 @@ _STATES = {state.value: state for state in DocumentState}
 
 def is_same_record(one: StoredDocument, other: StoredDocument) -> bool:
     """Whether two stored forms are of the same record, but for its content."""
-    return one.payload == other.payload and one.state == other.state
+    return one.state == other.state and (one.payload is other.payload or one.text == other.text)
 
 
-class RecordMemory:
+class FreshRecords:
     """The records that were written last, so that the query that comes next need not decode what this one encoded.
 
-    What is in the store decides: a record counts as known only while its stored form is the one that was written.
+    What is in the store decides: one of these counts only while its stored form is the one that was written.
     """
 
     most = 512
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._written: dict[tuple[str, str], tuple[StoredDocument, UserDocRecord, Clocks]] = {}
+        self._written: dict[tuple[str, str], StoredDocument] = {}
 
     def decode(self, user_key: str, stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
-        """`decode_record`, from memory where possible."""
-        known = self._written.get((user_key, stored.key))
-        if known is None or not is_same_record(known[0], stored):
-            return decode_record(stored, clocks)
-        _, record, then = known
-        return record.changed(
-            queries_missed=max(record.queries_missed + clocks.queries - then.queries, 0),
-            cache_miss_streak=max(record.cache_miss_streak + clocks.searches - then.searches, 0),
-        )
+        """`decode_record`, of the fresh one where possible."""
+        written = self._written.get((user_key, stored.key))
+        return decode_record(stored if written is None or not is_same_record(written, stored) else written, clocks)
 
-    def keep(
-        self, user_key: str, stored: Sequence[StoredDocument], records: Sequence[UserDocRecord], clocks: Clocks
-    ) -> None:
-        """Note records that were written, with the readings of the clocks that they are as of."""
+    def keep(self, user_key: str, documents: Sequence[StoredDocument]) -> None:
+        """Note what was written; what it takes the place of is fresh no more."""
         with self._lock:
-            for item, record in zip(stored[-self.most :], records[-self.most :], strict=True):
+            for item in documents:
                 self._written.pop((user_key, item.key), None)
-                self._written[user_key, item.key] = item, record.changed(full_content=None), clocks
+                self._written[user_key, item.key] = item
             while len(self._written) > self.most:
-                del self._written[next(iter(self._written))]
+                settle([self._written.pop(next(iter(self._written)))])
 
     def forget(self, user_key: str) -> None:
         """Keep nothing of a user."""
         with self._lock:
             for key in [key for key in self._written if key[0] == user_key]:
                 del self._written[key]
+
+
+def settle(documents: Iterable[StoredDocument]) -> None:
+    """Keep no more than the texts of stored documents."""
+    for item in documents:
+        if isinstance(item.payload, RecordPayload):
+            item.payload.settle()
 
 
 def _record_at(stored: StoredDocument) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
@@ -89,7 +90,7 @@ class UserDocRecord:
 
     Raises:
         InvalidUserError: `user_id` is blank or not a string.
-        InvalidDocumentError: `doc_id` is blank or not a string.
+        InvalidDocumentError: `doc_id` is blank or not a string, or another field holds what can't be stored.
     """
 
     user_id: str
@@ -150,14 +151,24 @@ class UserDocRecord:
     def __post_init__(self) -> None:
         check_user_id(self.user_id)
         check_doc_id(self.doc_id)
+        for name, kinds in _KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
+                msg = f"{name} of document {self.doc_id!r} of user {self.user_id!r} can't be {value!r}"
+                raise InvalidDocumentError(msg)
         if type(self.user_state) is not DocumentState:
             self.user_state = DocumentState(self.user_state)
         if type(self.retrieved) is not tuple:
             self.retrieved = tuple(self.retrieved)
+        self.normalize_times()
+
+    def normalize_times(self) -> None:
+        """Bring the times to UTC, also those that were set on the record since it was made."""
+        held = self.__dict__
         for name in TIME_FIELDS:
-            moment = getattr(self, name)
+            moment = held[name]
             if moment is not None and moment.tzinfo is not timezone.utc:
-                setattr(self, name, as_utc(moment))
+                held[name] = as_utc(moment)
 
     def changed(self, **values: Any) -> Self:
         """A copy with some fields changed, for rules: the values are of the right kind, times aware UTC.
@@ -213,6 +224,16 @@ class UserDocRecord:
             self.content_source,
         )
 
+
+_KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("doc_title", str),
+    ("doc_path", str),
+    *((name, int) for name in ("fetch_count", "next_suggest_at", "queries_missed", "cache_miss_streak")),
+    *((name, int) for name in ("decline_count", "chunk_count", "retrieved_chars")),
+    *((name, (int, float)) for name in ("decay_score", "explicit_signal")),
+    *((name, (str, type(None))) for name in ("full_content", "copy_id", "content_source", "source_version")),
+)
+"""Checked when a record is made, so that what is made can be stored, and read back."""
 
 TIME_FIELDS = tuple(item.name for item in fields(UserDocRecord) if "datetime" in str(item.type))
 """The fields of a record that hold a moment."""

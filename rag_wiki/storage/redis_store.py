@@ -277,12 +277,12 @@ def _stored_document(key: str, value: str, content: str | None = None) -> Stored
 def _document_line(item: StoredDocument, *, only_payload: bool) -> str:
     """A document for `_DOCUMENTS_FUNCTION`: JSON and keys are ASCII without line ends, keys without spaces too."""
     if only_payload:
-        return f"{item.key} = = = {item.state} {item.payload}\n"
+        return f"{item.key} = = = {item.state} {item.text}\n"
     saved, seen, hit = (
         "-" if reading is None else reading
         for reading in (0 if item.state in _SAVED else None, item.idle_seen, item.idle_hit)
     )
-    return f"{item.key} {saved} {seen} {hit} {item.state} {item.payload}\n"
+    return f"{item.key} {saved} {seen} {hit} {item.state} {item.text}\n"
 
 
 def _lines(values: bytes | str, count: int) -> list[str]:

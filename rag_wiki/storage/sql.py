@@ -538,7 +538,7 @@ class SQLStateStore(StateStore):
         documents, payloads = list[dict[str, Any]](), list[dict[str, Any]]()
         for item in change.documents:
             if item.key in change.only_payload:
-                payloads.append({"user_key": user_key, "own_key": item.key, "new_payload": item.payload})
+                payloads.append({"user_key": user_key, "own_key": item.key, "new_payload": item.text})
             else:
                 documents.append(
                     {
@@ -547,7 +547,7 @@ class SQLStateStore(StateStore):
                         "state": item.state,
                         "idle_seen": item.idle_seen,
                         "idle_hit": item.idle_hit,
-                        "payload": item.payload,
+                        "payload": item.text,
                         "content": None,
                     }
                 )
