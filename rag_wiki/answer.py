@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from numbers import Integral
 from pathlib import PurePath, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -45,8 +45,7 @@ _BEYOND_ANY_ID = 10**100
 """Python refuses to write out numbers of some thousand digits."""
 
 
-@dataclass(frozen=True)
-class GlobalDocument:
+class GlobalDocument(NamedTuple):
     """A piece that the wrapped retriever returned, and the source document that it belongs to."""
 
     document: Document
@@ -81,8 +80,7 @@ class CopyVerdict:
     """A piece that an incomplete copy does not have: served beside it."""
 
 
-@dataclass(frozen=True)
-class CachedDocument:
+class CachedDocument(NamedTuple):
     """A saved document that may answer, with the text to answer with."""
 
     found: DocumentHits
@@ -379,9 +377,10 @@ def _cached_source(item: CachedDocument, found_ids: set[str], after: UserDocReco
 
 def _global_source(pieces: Sequence[GlobalDocument], stale: set[str], after: UserDocRecord | None) -> SourceEntry:
     first, metadata = pieces[0], pieces[0].document.metadata
-    numbers = [piece.chunk_index for piece in pieces if piece.chunk_index is not None]
+    numbers = {piece.chunk_index for piece in pieces}
     total = metadata.get("total_chunks")
-    scores = [_score(piece.document.metadata.get("score")) for piece in pieces]
+    given = [piece.document.metadata["score"] for piece in pieces if "score" in piece.document.metadata]
+    scores = map(_score, given)
     title = first.doc_title or _label(metadata, "doc_title", "title")
     return SourceEntry(
         doc_id=first.doc_id,
@@ -389,7 +388,7 @@ def _global_source(pieces: Sequence[GlobalDocument], stale: set[str], after: Use
         doc_path=first.doc_path,
         user_state=DocumentState.GLOBAL if after is None else after.user_state,
         fetch_count=0 if after is None else after.fetch_count,
-        chunks_used=tuple(sorted(set(numbers))) if len(numbers) == len(pieces) else (),
+        chunks_used=() if None in numbers else tuple(sorted(number for number in numbers if number is not None)),
         total_chunks=total if isinstance(total, int) and not isinstance(total, bool) else None,
         section_heading=_label(metadata, "section", "section_heading") or None,
         scores=tuple(score for score in scores if score is not None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rag_wiki.lifecycle.decay_engine import demote
 from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch, fetched_once, lapse
@@ -44,8 +44,7 @@ class FoundText(Protocol):
         """It, as it is kept for saving."""
 
 
-@dataclass(frozen=True)
-class FetchedDocument:
+class FetchedDocument(NamedTuple):
     """A document in the global results of a query."""
 
     doc_title: str

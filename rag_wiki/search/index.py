@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,8 +36,7 @@ _FEW = 64
 """Rows that Python sorts sooner than numpy is called for it."""
 
 
-@dataclass(frozen=True)
-class ChunkHit:
+class ChunkHit(NamedTuple):
     """A chunk that matched."""
 
     position: int
@@ -64,8 +63,7 @@ class IndexedDocument:
         return self.start + (len(self.copy.indices) if self.copy is not None and self.problem is None else 0)
 
 
-@dataclass(frozen=True)
-class DocumentHits:
+class DocumentHits(NamedTuple):
     """The best chunks of a document, best first."""
 
     document: IndexedDocument

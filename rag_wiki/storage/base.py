@@ -68,6 +68,9 @@ __all__ = [
 ]
 
 
+_NOTHING = UserChange(), StoredChange(StoredUser())
+
+
 class StateStore(ABC):
     """Keeps records, events and retrieved texts of users' documents.
 
@@ -259,19 +262,19 @@ class StateStore(ABC):
         decode: Callable[[StoredDocument, Clocks], UserDocRecord],
     ) -> tuple[UserChange, StoredChange]:
         user_key = self._user_key(user_id)
-        applied, written = UserChange(), StoredChange(StoredUser())
+        done = [_NOTHING]
 
         def step(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
-            nonlocal applied, written
             clocks = user.clocks
             records = [decode(stored, clocks) for stored in documents.values()]
             view = UserView(user_id, clocks, user.revision, {record.doc_id: record for record in records})
             applied = decide(view)
-            written = encode_change(view, user, applied)
-            return written
+            done.append((applied, encode_change(view, user, applied)))
+            return done[-1][1]
 
         self._change(user_key, keys, step)
-        return applied, written
+        # The last one: those before it were refused because somebody else was faster.
+        return done[-1]
 
     @cached_property
     def _fresh(self) -> FreshRecords:

@@ -189,23 +189,18 @@ class DiskPlace(ChunkPlace):
     ) -> None:
         """Count hits of each chunk: a few bytes are appended, nothing is rewritten."""
         path = self._path(user_id, doc_id, copy_id)
-        hits = path.with_suffix(".hits")
-        lines = "".join(f"{index} {count} {as_utc(now).isoformat()}\n" for index in indices)
+        hits, moment = path.with_suffix(".hits"), as_utc(now).isoformat()
+        lines = "".join([f"{index} {count} {moment}\n" for index in indices]).encode("ascii")
         with self._lock:
-            if not path.exists():
-                return
-            try:
-                with hits.open("a", encoding="ascii") as file:
-                    file.write(lines)
-                    size = file.tell()
-            except FileNotFoundError:
-                # Another process removed the user's folder just now.
-                return
-            if not path.exists():
-                # Or the copy; hits without one would be left over for good.
-                hits.unlink(missing_ok=True)
-                return
-            if size > _LONGEST_HITS_FILE:
+            size = _append(hits, lines)
+            if size is None:
+                # The first hits of the copy, or it is gone; hits without one would be left over for good.
+                with contextlib.suppress(FileNotFoundError):
+                    if path.exists():
+                        size = _append(hits, lines, os.O_CREAT)
+                if not path.exists():
+                    hits.unlink(missing_ok=True)
+            if size is not None and size > _LONGEST_HITS_FILE:
                 counted = [f"{index} {hit.count} {hit.last.isoformat()}\n" for index, hit in _read_hits(hits).items()]
                 write_aside(hits, "".join(counted).encode("ascii"))
 
@@ -364,6 +359,19 @@ def _torn(path: Path) -> CorruptDataError:
     return CorruptDataError(
         f"the chunk file {path.name} is torn or not ours; refresh the document to save it anew, or delete the file"
     )
+
+
+def _append(path: Path, content: bytes, flags: int = 0) -> int | None:
+    """Add to the end of a file; its size then, or `None` when it is not there."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0) | flags, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        os.write(file, content)
+        return os.fstat(file).st_size
+    finally:
+        os.close(file)
 
 
 def _read_hits(path: Path) -> dict[int, ChunkHits]:

@@ -279,14 +279,13 @@ def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = N
     )
 
 
-def _searched_facts(record: UserDocRecord | None, clocks: Clocks) -> tuple[object, ...]:
-    """What a store searches by, apart from the key: the fields of `StoredDocument` beside the payload."""
-    if record is None:
-        return ()
+def _is_found_as_before(item: StoredDocument, before: UserDocRecord | None, clocks: Clocks) -> bool:
+    """Whether what a store searches by (all but the payload) is what it was for the record before."""
     return (
-        record.user_state,
-        clocks.queries - record.queries_missed if record.counting else None,
-        clocks.searches - record.cache_miss_streak if record.streak_counts else None,
+        before is not None
+        and item.state == before.user_state.value
+        and item.idle_seen == (clocks.queries - before.queries_missed if before.counting else None)
+        and item.idle_hit == (clocks.searches - before.cache_miss_streak if before.streak_counts else None)
     )
 
 
@@ -419,21 +418,26 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     """
     clocks = Clocks(view.clocks.queries + change.queries, view.clocks.searches + change.searches)
     after = dict.fromkeys(change.deleted, None) | {record.doc_id: record for record in change.records}
-    saved, moved, only_payload = user.saved, False, list[str]()
+    saved, moved = user.saved, False
     for doc_id, record in after.items():
         before = view.records.get(doc_id)
-        both = record is not None and before is not None and doc_id not in change.deleted
-        if both and _searched_facts(before, view.clocks) == _searched_facts(record, clocks):
-            only_payload.append(storage_key(doc_id))
-        saved += int(record is not None and record.saved) - int(before is not None and before.saved)
-        moved |= (record.index_facts if record else None) != (before.index_facts if before else None)
+        is_saved, was_saved = record is not None and record.saved, before is not None and before.saved
+        if is_saved or was_saved:
+            saved += is_saved - was_saved
+            moved |= (record.index_facts if record else None) != (before.index_facts if before else None)
+    documents = [encode_record(record, clocks) for record in change.records]
     return StoredChange(
         user=StoredUser(
             view.user_id, clocks.queries, clocks.searches, _after(user.revision) if moved else user.revision, saved
         ),
         deleted=[storage_key(doc_id) for doc_id in change.deleted],
-        documents=[encode_record(record, clocks) for record in change.records],
-        only_payload=frozenset(only_payload),
+        documents=documents,
+        only_payload={
+            item.key
+            for item, record in zip(documents, change.records, strict=True)
+            if record.doc_id not in change.deleted
+            and _is_found_as_before(item, view.records.get(record.doc_id), view.clocks)
+        },
         contents={
             storage_key(doc_id): None if content is None else dump_json(content)
             for doc_id, content in change.contents.items()
