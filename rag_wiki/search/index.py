@@ -32,6 +32,8 @@ _ROUNDING = 1e-6
 """Cosines of float32 unit vectors are good to about this; an equal one must count as equal."""
 _MOST_SCORES = 16 * 1024 * 1024
 """Scores of many queries that are computed at once: 64 MiB."""
+_BLOCK = 256
+"""Rows that are brought to length one together."""
 _FEW = 64
 """Rows that Python sorts sooner than numpy is called for it."""
 
@@ -364,7 +366,7 @@ def _load(
         if copy.vectors is None or (copy.embedding, copy.vectors.shape[1]) != (embedding, width):
             loaded.append((IndexedDocument(record, light, "other embedding model"), None))
         else:
-            loaded.append((IndexedDocument(record, light), unit_rows(copy.vectors)))
+            loaded.append((IndexedDocument(record, light), copy.vectors))
     return loaded
 
 
@@ -400,10 +402,15 @@ def _assemble(
             at = item.start
         documents[item.record.doc_id] = IndexedDocument(item.record, item.copy, None, at)
         at += count
+    first_new = at
     for document, rows in fitting:
         buffer.rows[at : at + rows.shape[0]] = rows
         documents[document.record.doc_id] = IndexedDocument(document.record, document.copy, None, at)
         at += rows.shape[0]
+    # In blocks that stay in the processor's cache: half the time of one document after the other.
+    for first in range(first_new, at, _BLOCK):
+        block = buffer.rows[first : min(first + _BLOCK, at)]
+        block[:] = unit_rows(block)
     buffer.used = at
     return UserIndex(revision, embedding, documents, width, buffer, at)
 
