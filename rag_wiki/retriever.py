@@ -374,9 +374,31 @@ class RagWikiRetriever(BaseRetriever):
     ) -> list[list[Document]]:
         """Answer many queries; those of one user are compared with the saved chunks in one product."""
         configs = get_config_list(config, len(inputs))
+        if self._recall.call_pace.is_quick:
+            kwargs[_TOGETHER] = self._together(inputs, configs, kwargs, None)
+            return self._one_by_one(inputs, configs, kwargs, return_exceptions=return_exceptions)
         with get_executor_for_config(configs[0] if configs else None) as executor:
             kwargs[_TOGETHER] = self._together(inputs, configs, kwargs, executor.submit)
             return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def _one_by_one(
+        self,
+        inputs: Sequence[str],
+        configs: Sequence[RunnableConfig],
+        kwargs: Mapping[str, Any],
+        *,
+        return_exceptions: bool,
+    ) -> list[Any]:
+        """A batch without threads, for calls that wait for nothing."""
+        results: list[Any] = []
+        for query, config in zip(inputs, configs, strict=True):
+            try:
+                results.append(self.invoke(query, config, **kwargs))
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                results.append(error)
+        return results
 
     async def abatch(
         self,
@@ -424,7 +446,7 @@ class RagWikiRetriever(BaseRetriever):
         if self._asks_on_miss(call):
             cache = run(self._recall.search_copies(call))
             found = None if cache.answered else self._ask_global(call, run_manager)
-        elif self._recall.pace.is_quick:
+        elif self._recall.global_pace.is_quick:
             found = self._ask_global(call, run_manager)
             cache = run(self._recall.search_copies(call))
         else:
@@ -521,7 +543,7 @@ class RagWikiRetriever(BaseRetriever):
         with call.timed("global"):
             config = self._child_config(call, run_manager)
             found = _checked(self.global_retriever.invoke(call.query, config, **call.arguments))
-        self._recall.pace.note(call.timings["global"])
+        self._recall.global_pace.note(call.timings["global"])
         return found
 
     async def _aask_global(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import run_in_executor
 from numpy.typing import NDArray
 
 from rag_wiki.search.embedding import check_query_vector
@@ -48,6 +49,7 @@ class Together:
         self._awaited: asyncio.Future[dict[str, Vector | Exception]] | None = None
         self._vectors: dict[str, Vector | Exception] | None = None
         self._index: UserIndex | None = None
+        self._comparing: tuple[UserIndex, asyncio.Future[None]] | None = None
         self._hits: Mapping[str, list[DocumentHits]] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> Together:
@@ -93,12 +95,22 @@ class Together:
             raise own
         return own
 
-    def bytes_to_read(self, index: UserIndex) -> int:
-        """What a search in the index has to go through: nothing when somebody was here before."""
-        return 0 if self._index is index else index.nbytes * len(self._queries)
+    def compare(self, index: UserIndex, threshold: float, top_k: int) -> Step[None]:
+        """Search the index for all questions, unless somebody has done so."""
+        return Step(lambda: self._compare(index, threshold, top_k), lambda: self._acompare(index, threshold, top_k))
+
+    async def _acompare(self, index: UserIndex, threshold: float, top_k: int) -> None:
+        if self._comparing is None or self._comparing[0] is not index:
+            done = asyncio.ensure_future(run_in_executor(None, self._compare, index, threshold, top_k))
+            self._comparing = index, done
+        await asyncio.shield(self._comparing[1])
 
     def search(self, index: UserIndex, query: str, threshold: float, top_k: int) -> list[DocumentHits]:
-        """What the index has for a question; the first one to ask searches for all."""
+        """What the index has for a question."""
+        self._compare(index, threshold, top_k)
+        return self._hits.get(query, [])
+
+    def _compare(self, index: UserIndex, threshold: float, top_k: int) -> None:
         with self._lock:
             if self._index is not index:
                 # Also again, when somebody saved meanwhile: who asks later sees what is saved by then.
@@ -110,7 +122,6 @@ class Together:
                 rows = np.stack(list(fitting.values())) if fitting else np.empty((0, index.width), dtype=np.float32)
                 found = index.search_many(rows, threshold, top_k)
                 self._hits, self._index = dict(zip(fitting, found, strict=True)), index
-            return self._hits.get(query, [])
 
 
 def _embed_one(model: Embeddings, text: str) -> Vector:

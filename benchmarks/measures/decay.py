@@ -59,7 +59,7 @@ def _measure(place: Place, users: int, records: int, repeats: int) -> tuple[list
             moment = now + timedelta(days=run_number + 1)
             with memory.watched():
                 start = time.perf_counter()
-                scored = sum(len(engine.run_for_user(name, moment)) for name in names)
+                scored = sum(len(page) for name in names for page in engine.run_pages(name, moment))
                 rates.append(scored / (time.perf_counter() - start))
     return rates, memory.growth
 
