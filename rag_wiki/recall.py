@@ -11,10 +11,11 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -40,7 +41,7 @@ from rag_wiki.lifecycle.query import QueryOutcome, QueryRules, account_for_query
 from rag_wiki.saving import SaveOrder, Saver
 from rag_wiki.search.embedding import FoundEmbeddings, check_query_vector, find_embeddings, fingerprint
 from rag_wiki.search.index import ChunkHit, DocumentHits, IndexedDocument, UserIndex, shared_cache
-from rag_wiki.steps import Procedure, Step, blocking, call_user
+from rag_wiki.steps import Convoy, Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import QueryStart, UserChange, UserDocRecord, UserView
@@ -197,6 +198,8 @@ class Recall:
         self._warned: set[str] = set()
         self._verdicts: OrderedDict[tuple[str, str, str, str], CopyVerdict] = OrderedDict()
         self._lock = threading.Lock()
+        self._beginning = Convoy(self._begin_all)
+        self._applying = Convoy(self._apply_all)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recall:
         # Locks and caches can't be copied and need not be: a copy of the retriever shares them.
@@ -246,13 +249,7 @@ class Recall:
         found = CacheFindings()
         try:
             with call.timed("begin"):
-                found.start = yield blocking(
-                    self.store.begin_query,
-                    call.user_id,
-                    self.config.reset_threshold,
-                    self.config.decay.max_cache_miss_streak,
-                    waits=self.store.waits,
-                )
+                found.start = yield self._begin_step(call.user_id)
             if found.start.saved:
                 yield from self._search_index(call, found, found.start)
         except Exception as error:  # a personal layer that is down must not take retrieval down with it
@@ -262,6 +259,18 @@ class Recall:
                 self._degrade(found.degraded, "saved copies could not be searched", error)
                 found.cached, found.searched, found.matched, found.mode = [], None, frozenset(), "none"
         return found
+
+    def _begin_step(self, user_id: str) -> Step[QueryStart]:
+        """Read what a query needs; where calls are awaited, once for all of the user that ask at the same time."""
+        return Step(
+            lambda: self._begin(user_id), (lambda: self._beginning.ask(user_id, None)) if self.store.waits else None
+        )
+
+    def _begin(self, user_id: str) -> QueryStart:
+        return self.store.begin_query(user_id, self.config.reset_threshold, self.config.decay.max_cache_miss_streak)
+
+    def _begin_all(self, user_id: Hashable, items: Sequence[None]) -> list[QueryStart]:
+        return [self._begin(str(user_id))] * len(items)
 
     def _search_index(self, call: Call, found: CacheFindings, start: QueryStart) -> Procedure[None]:
         model = self.embeddings.model
@@ -402,8 +411,7 @@ class Recall:
         with call.timed("apply"):
             verdicts = yield from self._judge_copies(call, found or (), cache)
             answer = compose(found, cache, verdicts, only_found=bool(call.arguments), k=call.k)
-            waits = self.store.waits or self.chunks is not self.store.chunk_store
-            outcome: QueryOutcome = yield blocking(self._apply, call, answer, cache, waits=waits)
+            outcome: QueryOutcome = yield self._apply_step(call, answer, cache)
         if outcome.suggestions and self.embeddings.model is None:
             self._warn_once(
                 "no model",
@@ -488,18 +496,54 @@ class Recall:
             raise kept
         return not any(_alike(item.document.page_content, text) for text in kept)
 
+    def _apply_step(self, call: Call, answer: Answer, cache: CacheFindings) -> Step[QueryOutcome]:
+        """Write what the query did; where calls are awaited, with what others of the user did at the same time."""
+        waits = self.store.waits or self.chunks is not self.store.chunk_store
+        return Step(
+            lambda: self._apply(call, answer, cache),
+            (lambda: self._applying.ask(call.user_id, (call, answer, cache))) if waits else None,
+        )
+
     def _apply(self, call: Call, answer: Answer, cache: CacheFindings) -> QueryOutcome:
         """Write what the query did, atomically. A store that fails costs the counting, not the answer."""
+        return self._tell_outcome(
+            call,
+            cache,
+            lambda: self.store.change(
+                call.user_id,
+                _concerned(answer),
+                partial(self._account, call, answer),
+                idle_keys=_idle_keys(cache),
+            ),
+        )
+
+    def _apply_all(self, _user_id: Hashable, items: Sequence[tuple[Call, Answer, CacheFindings]]) -> list[QueryOutcome]:
+        """`_apply` for queries of one user, in one step."""
+        if len(items) == 1:
+            return [self._apply(*items[0])]
+        requests = [
+            self.store.request_change(
+                _concerned(answer), partial(self._account, call, answer), idle_keys=_idle_keys(cache)
+            )
+            for call, answer, cache in items
+        ]
+        begun = [request for request, (_, _, cache) in zip(requests, items, strict=True) if cache.start is not None]
+        if begun:
+            self.store.change_together(items[0][0].user_id, begun)
+        return [
+            self._tell_outcome(call, cache, request.result)
+            for request, (call, _, cache) in zip(requests, items, strict=True)
+        ]
+
+    def _account(self, call: Call, answer: Answer, view: UserView) -> UserChange:
+        return account_for_query(view, answer.findings, self._rules, call.now)
+
+    def _tell_outcome(self, call: Call, cache: CacheFindings, carry_out: Callable[[], UserChange]) -> QueryOutcome:
+        """Do what follows from a change: hits where the chunks lie elsewhere, and copies that are nobody's now."""
         if cache.start is None:
             return QueryOutcome({})
-        found = answer.findings
-
-        def decide(view: UserView) -> UserChange:
-            return account_for_query(view, found, self._rules, call.now)
-
         try:
-            concerned = [*found.fetched, *found.matched]
-            change = self.store.change(call.user_id, concerned, decide, idle_keys=cache.start.idle_keys[:_MOST_IDLE])
+            change = carry_out()
         except Exception as error:
             self._degrade(cache.degraded, "the state store did not answer, this query is not counted", error)
             return QueryOutcome({})
@@ -548,6 +592,16 @@ _NO_ID_WARNING = (
 def embed_query(model: Embeddings, query: str) -> Step[Any]:
     """Embed a query, by the model's own async method when awaited."""
     return Step(lambda: model.embed_query(query), lambda: model.aembed_query(query))
+
+
+def _concerned(answer: Answer) -> list[str]:
+    """The documents that a query counts for."""
+    return [*answer.findings.fetched, *answer.findings.matched]
+
+
+def _idle_keys(cache: CacheFindings) -> tuple[str, ...]:
+    """The idle documents that it settles."""
+    return () if cache.start is None else cache.start.idle_keys[:_MOST_IDLE]
 
 
 def _copy_of(record: UserDocRecord) -> tuple[str, str]:

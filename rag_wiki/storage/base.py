@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import Self
 
 from rag_wiki.clock import as_utc
+from rag_wiki.storage.change_lanes import ChangeLanes, ChangeRequest, RuleError
 from rag_wiki.storage.codec import (
     FreshRecords,
     StoredChange,
@@ -53,6 +55,7 @@ T = TypeVar("T")
 __all__ = [
     "COUNTING_STATES",
     "SAVED_STATES",
+    "ChangeRequest",
     "Clocks",
     "DocumentEvent",
     "DocumentState",
@@ -66,9 +69,6 @@ __all__ = [
     "check_doc_id",
     "check_user_id",
 ]
-
-
-_NOTHING = UserChange(), StoredChange(StoredUser())
 
 
 class StateStore(ABC):
@@ -197,11 +197,45 @@ class StateStore(ABC):
         Returns:
             The change that was carried out.
         """
-        keys = list(dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys]))
+        request = self._request(doc_ids, decide, idle_keys)
+        self._lanes.run(self._user_key(user_id), request, partial(self._carry_out_all, user_id))
+        return request.result()
+
+    def request_change(
+        self, doc_ids: Iterable[str], decide: Callable[[UserView], UserChange], *, idle_keys: Sequence[str] = ()
+    ) -> ChangeRequest:
+        """A change for `change_together`, described as for `change`."""
+        return self._request(doc_ids, decide, idle_keys)
+
+    def _request(
+        self, doc_ids: Iterable[str], decide: Callable[[UserView], UserChange], idle_keys: Sequence[str]
+    ) -> ChangeRequest:
+        keys = dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys])
+        return ChangeRequest(list(keys), decide)
+
+    def change_together(self, user_id: str, requests: Sequence[ChangeRequest]) -> None:
+        """Carry out several changes of a user, one after the other, in one atomic step.
+
+        What came of each, its `result` tells; one that a rule refuses does not stop the others.
+        """
+        self._lanes.run_all(self._user_key(user_id), requests, partial(self._carry_out_all, user_id))
+
+    def _carry_out_all(self, user_id: str, requests: Sequence[ChangeRequest]) -> None:
         user_key = self._user_key(user_id)
-        applied, written = self._carry_out(user_id, keys, decide, partial(self._fresh.decode, user_key))
+        try:
+            applied, written = self._carry_out(user_id, requests, partial(self._fresh.decode, user_key))
+        except Exception as error:
+            if len(requests) > 1 and isinstance(error, RuleError):
+                # One of them was refused: each for itself then, so that nobody pays for another.
+                for request in requests:
+                    self._carry_out_all(user_id, [request])
+                return
+            for request in requests:
+                request.settle(error.error if isinstance(error, RuleError) else error)
+            return
         self._fresh.keep(user_key, written.documents)
-        return applied
+        for request, change in zip(requests, applied, strict=True):
+            request.settle(change)
 
     def change_pages(
         self,
@@ -250,31 +284,53 @@ class StateStore(ABC):
             before, record = read[stored.key]
             return record if now == clocks and is_same_record(before, stored) else decode_record(stored, now)
 
-        applied, written = self._carry_out(user_id, list(read), lambda view: decide(view, found), decode)
+        request = ChangeRequest(list(read), lambda view: decide(view, found))
+        try:
+            (applied,), written = self._carry_out(user_id, [request], decode)
+        except RuleError as error:
+            raise error.error from None
         settle(written.documents)
         return applied
 
     def _carry_out(
         self,
         user_id: str,
-        keys: Sequence[str],
-        decide: Callable[[UserView], UserChange],
+        requests: Sequence[ChangeRequest],
         decode: Callable[[StoredDocument, Clocks], UserDocRecord],
-    ) -> tuple[UserChange, StoredChange]:
-        user_key = self._user_key(user_id)
-        done = [_NOTHING]
+    ) -> tuple[list[UserChange], StoredChange]:
+        applied: list[UserChange] = []
+        written, refusal = StoredChange(StoredUser()), RuleError(RuntimeError("the store did not ask"))
 
         def step(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
-            clocks = user.clocks
-            records = [decode(stored, clocks) for stored in documents.values()]
-            view = UserView(user_id, clocks, user.revision, {record.doc_id: record for record in records})
-            applied = decide(view)
-            done.append((applied, encode_change(view, user, applied)))
-            return done[-1][1]
+            nonlocal written, refusal
+            # Again from the start, when somebody else was faster.
+            applied.clear()
+            written, present = StoredChange(user), dict(documents)
+            for request in requests:
+                clocks = written.user.clocks
+                records = [decode(present[key], clocks) for key in request.keys if key in present]
+                view = UserView(user_id, clocks, written.user.revision, {record.doc_id: record for record in records})
+                try:
+                    change = request.decide(view)
+                    stored = encode_change(view, written.user, change)
+                    written = stored if len(requests) == 1 else written.followed_by(stored)
+                except Exception as error:
+                    refusal = RuleError(error)
+                    raise refusal from error
+                applied.append(change)
+                present.update({item.key: item for item in stored.documents})
+            return written
 
-        self._change(user_key, keys, step)
-        # The last one: those before it were refused because somebody else was faster.
-        return done[-1]
+        keys = requests[0].keys if len(requests) == 1 else list(dict.fromkeys(chain(*(item.keys for item in requests))))
+        self._change(self._user_key(user_id), keys, step)
+        if len(applied) != len(requests):
+            # A store that keeps the exception to itself must not make a refusal look like a change.
+            raise refusal
+        return applied, written
+
+    @cached_property
+    def _lanes(self) -> ChangeLanes:
+        return ChangeLanes()
 
     @cached_property
     def _fresh(self) -> FreshRecords:

@@ -13,7 +13,8 @@ import math
 import re
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import date, datetime
 from functools import lru_cache
@@ -111,7 +112,7 @@ class StoredChange:
     deleted: Sequence[str] = ()
     documents: Sequence[StoredDocument] = ()
     """Written without `content`; in the order of the records that they are the form of."""
-    only_payload: Collection[str] = frozenset()
+    only_payload: AbstractSet[str] = frozenset()
     """The keys of those that differ from what is stored in nothing but their payload."""
     contents: Mapping[str, str | None] = field(default_factory=dict)
     events: Sequence[tuple[str, str]] = ()
@@ -122,6 +123,35 @@ class StoredChange:
     chunk_hits: Sequence[tuple[str, str, tuple[int, ...]]] = ()
     """(document id, copy id, chunk indices)."""
     hit_at: datetime | None = None
+
+    def followed_by(self, later: StoredChange) -> StoredChange:
+        """Both changes as one.
+
+        Raises:
+            ValueError: They can't be, because documents are deleted in one of them.
+        """
+        if self.deleted or later.deleted:
+            msg = "a deletion is carried out by itself"
+            raise ValueError(msg)
+        earlier = {item.key: item for item in self.documents}
+        written = {**earlier, **{item.key: item for item in later.documents}}
+        return StoredChange(
+            user=later.user,
+            documents=list(written.values()),
+            # As before the first of them: in nothing but the payload, if each that wrote it changed no more.
+            only_payload={
+                key
+                for key in written
+                if key in later.only_payload | (earlier.keys() - {item.key for item in later.documents})
+                and (key not in earlier or key in self.only_payload)
+            },
+            contents={**self.contents, **later.contents},
+            events=[*self.events, *later.events],
+            clear_texts=[*self.clear_texts, *later.clear_texts],
+            texts=[*(text for text in self.texts if text[0] not in later.clear_texts), *later.texts],
+            chunk_hits=[*self.chunk_hits, *later.chunk_hits],
+            hit_at=later.hit_at or self.hit_at,
+        )
 
 
 def storage_key(text: str) -> str:
@@ -344,6 +374,8 @@ class FreshRecords:
 
     def decode(self, user_key: str, stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
         """`decode_record`, of the fresh one where possible."""
+        if not isinstance(stored.payload, str):
+            return decode_record(stored, clocks)
         written = self._written.get((user_key, stored.key))
         return decode_record(stored if written is None or not is_same_record(written, stored) else written, clocks)
 
