@@ -1,7 +1,7 @@
 """The per-user index: one matrix of unit rows over all saved chunks, kept in process.
 
-An index is a cache of what the stores hold. It is rebuilt, document by document, when the user's
-revision moved; documents that did not change are taken over as they are.
+An index is a cache of what the stores hold. When the user's revision moved, the documents that changed since
+are read; the others are taken over as they are.
 """
 
 from __future__ import annotations
@@ -332,12 +332,19 @@ def _build(
     width: int,
     before: UserIndex | None,
 ) -> UserIndex:
-    records = store.list_by_state(user_id, SAVED_STATES, content=False)
     if embedding is None:
-        return _build_keywords(chunks, user_id, revision, records)
+        return _build_keywords(chunks, user_id, revision, store.list_by_state(user_id, SAVED_STATES, content=False))
     known = before.documents if before is not None else {}
     kept: dict[str, IndexedDocument] = {}
     new: list[UserDocRecord] = []
+    changes = None if before is None else store.saved_since(user_id, before.revision)
+    if changes is None:
+        records: Sequence[UserDocRecord] = store.list_by_state(user_id, SAVED_STATES, content=False)
+    else:
+        records, moved = changes.saved, {*changes.gone, *(record.doc_id for record in changes.saved)}
+        kept = {doc_id: item for doc_id, item in known.items() if doc_id not in moved and item.copy is not None}
+        # One that could not be read is tried again.
+        new = [item.record for doc_id, item in known.items() if doc_id not in moved and item.copy is None]
     for record in records:
         old = known.get(record.doc_id)
         if old is not None and old.copy is not None and old.record.copy_id == record.copy_id:

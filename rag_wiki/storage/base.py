@@ -38,6 +38,7 @@ from rag_wiki.storage.records import (
     ForgottenUser,
     QueryStart,
     RetrievedText,
+    SavedChanges,
     UserChange,
     UserDocRecord,
     UserView,
@@ -62,6 +63,7 @@ __all__ = [
     "ForgottenUser",
     "QueryStart",
     "RetrievedText",
+    "SavedChanges",
     "StateStore",
     "UserChange",
     "UserDocRecord",
@@ -156,6 +158,19 @@ class StateStore(ABC):
             if len(stored) < size:
                 return
             after = stored[-1].key
+
+    def saved_since(self, user_id: str, revision: int) -> SavedChanges | None:
+        """What happened to the user's saved documents since a revision; `None` when that can't be told.
+
+        Then `list_by_state` tells what there is.
+        """
+        user, stored = self._read_revised(self._user_key(user_id), revision)
+        if stored is None or not user.floor or not user.floor <= revision <= user.revision:
+            return None
+        records = [decode_record(item, user.clocks) for item in stored]
+        return SavedChanges(
+            [record for record in records if record.saved], [record.doc_id for record in records if not record.saved]
+        )
 
     def list_active_users(self) -> list[str]:
         """The users with a CLAIMED or PINNED document, sorted."""
@@ -428,6 +443,14 @@ class StateStore(ABC):
         Those are the ones with `idle_seen` <= queries + 1 − `lapse_after`, or `idle_hit` <= searches + 1 −
         `demote_after`.
         """
+
+    def _read_revised(
+        self,
+        user_key: str,
+        after: int,  # noqa: ARG002 - for those that know
+    ) -> tuple[StoredUser, list[StoredDocument] | None]:
+        """The user's counters, and the documents that were last `revised` beyond `after`; `None` where nobody knows."""
+        return self._read_user(user_key), None
 
     @abstractmethod
     def _change(

@@ -76,6 +76,8 @@ class StoredUser:
     searches: int = 0
     revision: int = 0
     saved: int = 0
+    floor: int = 0
+    """The revision since which every change to a saved document is marked on it: see `StoredDocument.revised`."""
 
     @property
     def clocks(self) -> Clocks:
@@ -97,6 +99,8 @@ class StoredDocument(NamedTuple):
     idle_hit: int | None = None
     """Search clock at the last hit, while a miss streak can demote; else `None`."""
     content: str | None = None
+    revised: int | None = None
+    """Written only: the user's revision that this change to a saved document makes; `None` leaves the one before."""
 
     @property
     def text(self) -> str:
@@ -134,7 +138,10 @@ class StoredChange:
             msg = "a deletion is carried out by itself"
             raise ValueError(msg)
         earlier = {item.key: item for item in self.documents}
-        written = {**earlier, **{item.key: item for item in later.documents}}
+        written = dict(earlier)
+        for item in later.documents:
+            marked = item.revised is None and item.key in earlier
+            written[item.key] = item._replace(revised=earlier[item.key].revised) if marked else item
         return StoredChange(
             user=later.user,
             documents=list(written.values()),
@@ -450,24 +457,31 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     """
     clocks = Clocks(view.clocks.queries + change.queries, view.clocks.searches + change.searches)
     after = dict.fromkeys(change.deleted, None) | {record.doc_id: record for record in change.records}
-    saved, moved = user.saved, False
+    saved, moved = user.saved, set[str]()
     for doc_id, record in after.items():
         before = view.records.get(doc_id)
         is_saved, was_saved = record is not None and record.saved, before is not None and before.saved
         if is_saved or was_saved:
             saved += is_saved - was_saved
-            moved |= (record.index_facts if record else None) != (before.index_facts if before else None)
+            if (record.index_facts if record else None) != (before.index_facts if before else None):
+                moved.add(doc_id)
+    revision, floor = _after(user.revision) if moved else user.revision, user.floor
+    if moved and (not user.revision or not moved.isdisjoint(change.deleted)):
+        # The first one; or a record goes on which the change could be marked.
+        floor = revision
     documents = [encode_record(record, clocks) for record in change.records]
+    if moved:
+        marks = [revision if record.doc_id in moved else None for record in change.records]
+        documents = [item._replace(revised=mark) for item, mark in zip(documents, marks, strict=True)]
     return StoredChange(
-        user=StoredUser(
-            view.user_id, clocks.queries, clocks.searches, _after(user.revision) if moved else user.revision, saved
-        ),
+        user=StoredUser(view.user_id, clocks.queries, clocks.searches, revision, saved, floor),
         deleted=[storage_key(doc_id) for doc_id in change.deleted],
         documents=documents,
         only_payload={
             item.key
             for item, record in zip(documents, change.records, strict=True)
             if record.doc_id not in change.deleted
+            and item.revised is None
             and _is_found_as_before(item, view.records.get(record.doc_id), view.clocks)
         },
         contents={

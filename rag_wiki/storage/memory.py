@@ -34,6 +34,10 @@ class _ByReading:
             self._readings[key] = reading
             insort(self._ordered, (reading, key))
 
+    def beyond(self, reading: int) -> list[str]:
+        """The keys with a later reading."""
+        return [key for _, key in self._ordered[bisect_left(self._ordered, (reading + 1, "")) :]]
+
     def up_to(self, reading: int) -> list[str]:
         """The keys with this reading or an earlier one, earliest first."""
         return [key for _, key in self._ordered[: bisect_left(self._ordered, (reading + 1, ""))]]
@@ -45,6 +49,7 @@ class _User:
     documents: dict[str, StoredDocument] = field(default_factory=dict)
     seen: _ByReading = field(default_factory=_ByReading)
     hit: _ByReading = field(default_factory=_ByReading)
+    revised: _ByReading = field(default_factory=_ByReading)
     contents: dict[str, str] = field(default_factory=dict)
     events: dict[str, deque[str]] = field(default_factory=dict)
     texts: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
@@ -57,6 +62,8 @@ class _User:
             self.ordered = None
         self.seen.put(key, item.idle_seen if item else None)
         self.hit.put(key, item.idle_hit if item else None)
+        if item is None or item.revised is not None:
+            self.revised.put(key, item.revised if item else None)
 
     def keys_after(self, key: str | None) -> list[str]:
         """The keys beyond one, in order."""
@@ -123,6 +130,11 @@ class MemoryStateStore(StateStore):
             seen, hit = user.counters.queries + 1 - lapse_after, user.counters.searches + 1 - demote_after
             idle = [*user.seen.up_to(seen), *user.hit.up_to(hit)]
             return user.counters, idle
+
+    def _read_revised(self, user_key: str, after: int) -> tuple[StoredUser, list[StoredDocument] | None]:
+        with self._lock:
+            user = self._user(user_key)
+            return user.counters, [user.documents[key] for key in user.revised.beyond(after)]
 
     def _change(
         self,

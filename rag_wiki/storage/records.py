@@ -24,6 +24,7 @@ __all__ = [
     "ForgottenUser",
     "QueryStart",
     "RetrievedText",
+    "SavedChanges",
     "UserChange",
     "UserDocRecord",
     "UserView",
@@ -293,6 +294,16 @@ class QueryStart:
     """Documents that a local copy answers for."""
     idle_keys: tuple[str, ...] = ()
     """Stored keys of documents that this query, missing them, would let lapse or demote."""
+
+
+@dataclass(frozen=True)
+class SavedChanges:
+    """What happened to a user's saved documents since a revision."""
+
+    saved: Sequence[UserDocRecord] = ()
+    """Those that were saved, or are served in another way now, without their content."""
+    gone: Sequence[str] = ()
+    """The ids of documents that were let go; some may have been saved and let go since."""
 
 
 @dataclass(frozen=True)

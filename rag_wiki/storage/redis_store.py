@@ -10,6 +10,7 @@ key (`rag_wiki:{user}` before each)       value
 `:docs`, `:content`                       hashes: document key → state and payload, document key → text
 `:saved`                                  sorted set, by name: keys of CLAIMED and PINNED documents
 `:seen`, `:hit`                           sorted sets: documents by their clock reading, for idleness
+`:revised`                                sorted set: documents by the revision of their last change as a saved one
 `:events:<doc>`, `:texts:<doc>`           lists of payloads
 `:chunks:<doc>`, `:hits:<doc>:<copy>`     hashes: the copies' parts, the hits of each chunk
 `:chunked`                                set: keys of documents with chunks
@@ -53,7 +54,7 @@ except ImportError as error:
 
 __all__ = ["RedisPlace", "RedisStateStore"]
 
-_USER_FIELDS = ("user_id", "queries", "searches", "revision", "saved", "version")
+_USER_FIELDS = ("user_id", "queries", "searches", "revision", "saved", "floor", "version")
 _SAVED = frozenset(state.value for state in SAVED_STATES)
 _BATCH = 500
 _MOST_USERS, _MOST_DOCUMENTS = 128, 128
@@ -61,7 +62,7 @@ _MOST_USERS, _MOST_DOCUMENTS = 128, 128
 
 _READ_FUNCTIONS = """
 local function read_user(key)
-  return redis.call('HMGET', key, 'user_id', 'queries', 'searches', 'revision', 'saved', 'version')
+  return redis.call('HMGET', key, 'user_id', 'queries', 'searches', 'revision', 'saved', 'floor', 'version')
 end
 local function read_lines(key, first, last)
   if last < first then return '' end
@@ -83,12 +84,23 @@ return {read_user(KEYS[1]), read_lines(KEYS[2], 2, #ARGV), ARGV[1] == '1' and re
 """KEYS: user, docs, content. ARGV: '1' to read content, then document keys. One moment of all of it."""
 
 _START = """
-local user = redis.call('HMGET', KEYS[1], 'user_id', 'queries', 'searches', 'revision', 'saved', 'version')
+local user = redis.call('HMGET', KEYS[1], 'user_id', 'queries', 'searches', 'revision', 'saved', 'floor', 'version')
 local seen = tonumber(user[2] or 0) + 1 - tonumber(ARGV[1])
 local hit = tonumber(user[3] or 0) + 1 - tonumber(ARGV[2])
 return {user, redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', seen), redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', hit)}
 """
 """KEYS: user, seen, hit. ARGV: lapse_after, demote_after."""
+
+_REVISED = (
+    _READ_FUNCTIONS
+    + """
+local keys = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[1], '+inf', 'LIMIT', 0, tonumber(ARGV[2]) + 1)
+if #keys > tonumber(ARGV[2]) then return {read_user(KEYS[1])} end
+local values = #keys == 0 and {} or redis.call('HMGET', KEYS[2], unpack(keys))
+return {read_user(KEYS[1]), keys, values}
+"""
+)
+"""KEYS: user, docs, revised. ARGV: a revision, and how many documents are worth it. Those revised beyond it."""
 
 _HIT_FUNCTION = """
 local function hit(hits, chunks, copy_id, moment, count, ...)
@@ -134,16 +146,18 @@ KEYS: chunked, chunks, the hits of each copy. ARGV: document key, copy ids.
 """
 
 _DOCUMENTS_FUNCTION = """
-local function documents(docs, saved, seen, hit, lines)
+local function documents(docs, saved, seen, hit, revised, lines)
   local function place(set, reading, key)
     if reading == '-' then redis.call('ZREM', set, key) else redis.call('ZADD', set, reading, key) end
   end
-  for key, is_saved, seen_at, hit_at, value in string.gmatch(lines, '(%S+) (%S+) (%S+) (%S+) ([^\\n]*)\\n') do
+  local pattern = '(%S+) (%S+) (%S+) (%S+) (%S+) ([^\\n]*)\\n'
+  for key, is_saved, seen_at, hit_at, revised_at, value in string.gmatch(lines, pattern) do
     redis.call('HSET', docs, key, value)
     if is_saved ~= '=' then
       place(saved, is_saved, key)
       place(seen, seen_at, key)
       place(hit, hit_at, key)
+      if revised_at ~= '-' then redis.call('ZADD', revised, revised_at, key) end
     end
   end
 end
@@ -168,7 +182,7 @@ while at <= #ARGV do
   local size = tonumber(ARGV[at])
   local name, key = ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
   if name == 'DOCUMENTS' then
-    documents(KEYS[2], KEYS[3], KEYS[4], KEYS[5], ARGV[at + 3])
+    documents(KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], ARGV[at + 3])
   elseif name == 'HIT' then
     hit(key, KEYS[tonumber(ARGV[at + 3])], unpack(ARGV, at + 4, at + size))
   else
@@ -208,7 +222,7 @@ class _Commands:
     """Commands for `_COMMIT`, with the keys they touch declared, as a cluster wants it."""
 
     def __init__(self, keys: _Keys) -> None:
-        self._numbers = {keys.user: 1, keys.docs: 2, keys.saved: 3, keys.seen: 4, keys.hit: 5}
+        self._numbers = {keys.user: 1, keys.docs: 2, keys.saved: 3, keys.seen: 4, keys.hit: 5, keys.revised: 6}
         self.arguments: list[str] = []
 
     @property
@@ -231,7 +245,7 @@ class _Keys:
         base = f"{prefix}:{{{user_key}}}"
         self.user, self.docs, self.content = f"{base}:user", f"{base}:docs", f"{base}:content"
         self.saved, self.seen, self.hit = f"{base}:saved", f"{base}:seen", f"{base}:hit"
-        self.chunked = f"{base}:chunked"
+        self.revised, self.chunked = f"{base}:revised", f"{base}:chunked"
         self._base = base
 
     def events(self, doc_key: str) -> str:
@@ -277,12 +291,10 @@ def _stored_document(key: str, value: str, content: str | None = None) -> Stored
 def _document_line(item: StoredDocument, *, only_payload: bool) -> str:
     """A document for `_DOCUMENTS_FUNCTION`: JSON and keys are ASCII without line ends, keys without spaces too."""
     if only_payload:
-        return f"{item.key} = = = {item.state} {item.text}\n"
-    saved, seen, hit = (
-        "-" if reading is None else reading
-        for reading in (0 if item.state in _SAVED else None, item.idle_seen, item.idle_hit)
-    )
-    return f"{item.key} {saved} {seen} {hit} {item.state} {item.text}\n"
+        return f"{item.key} = = = = {item.state} {item.text}\n"
+    readings = (0 if item.state in _SAVED else None, item.idle_seen, item.idle_hit, item.revised)
+    saved, seen, hit, revised = ("-" if reading is None else reading for reading in readings)
+    return f"{item.key} {saved} {seen} {hit} {revised} {item.state} {item.text}\n"
 
 
 def _lines(values: bytes | str, count: int) -> list[str]:
@@ -415,6 +427,7 @@ class RedisStateStore(StateStore):
         self._read = self._client.register_script(_READ)
         self._start = self._client.register_script(_START)
         self._commit = self._client.register_script(_COMMIT)
+        self._revised = self._client.register_script(_REVISED)
         self._swap = self._client.register_script(_SWAP)
         self._snapshots = _Snapshots()
         self._chunks = ChunkStore(place=RedisPlace(client, prefix=prefix))
@@ -491,6 +504,16 @@ class RedisStateStore(StateStore):
         user, version = _stored_user(values)
         self._snapshots.confirm(user_key, user, version)
         return user, [_text(key) for key in (*seen, *hit)]
+
+    def _read_revised(self, user_key: str, after: int) -> tuple[StoredUser, list[StoredDocument] | None]:
+        keys = self._keys(user_key)
+        values, *found = _run(self._revised, [keys.user, keys.docs, keys.revised], [after, _BATCH])
+        user, _ = _stored_user(values)
+        if not found:
+            return user, None
+        named, payloads = found
+        pairs = [(_text(key), _optional_text(payload)) for key, payload in zip(named, payloads, strict=True)]
+        return user, [_stored_document(key, payload) for key, payload in pairs if payload is not None]
 
     def _change(
         self,
@@ -579,6 +602,7 @@ class RedisStateStore(StateStore):
             "searches": user.searches,
             "revision": user.revision,
             "saved": user.saved,
+            "floor": user.floor,
         }
         commands.add("HSET", keys.user, *chain.from_iterable(values.items()))
         return commands
@@ -587,7 +611,7 @@ class RedisStateStore(StateStore):
     def _add_delete(commands: _Commands, keys: _Keys, doc_key: str) -> None:
         for hash_key in (keys.docs, keys.content):
             commands.add("HDEL", hash_key, doc_key)
-        for sorted_set in (keys.saved, keys.seen, keys.hit):
+        for sorted_set in (keys.saved, keys.seen, keys.hit, keys.revised):
             commands.add("ZREM", sorted_set, doc_key)
         for name in (keys.events(doc_key), keys.texts(doc_key)):
             commands.add("DEL", name)

@@ -75,6 +75,7 @@ users_table = sa.Table(
     sa.Column("searches", sa.BigInteger, nullable=False),
     sa.Column("revision", sa.BigInteger, nullable=False),
     sa.Column("saved", sa.BigInteger, nullable=False),
+    sa.Column("floor", sa.BigInteger, nullable=False),
 )
 documents_table = sa.Table(
     "rag_wiki_documents",
@@ -86,9 +87,19 @@ documents_table = sa.Table(
     sa.Column("idle_hit", sa.BigInteger),
     sa.Column("payload", sa.Text, nullable=False),
     sa.Column("content", sa.Text),
+    sa.Column("revised", sa.BigInteger),
     sa.Index("rag_wiki_documents_by_state", "user_key", "state"),
     sa.Index("rag_wiki_documents_by_seen", "user_key", "idle_seen"),
     sa.Index("rag_wiki_documents_by_hit", "user_key", "idle_hit"),
+)
+_revised = documents_table.c.revised
+# Few documents are ever saved; the others are not in it.
+sa.Index(
+    "rag_wiki_documents_by_revision",
+    documents_table.c.user_key,
+    _revised,
+    postgresql_where=_revised.is_not(None),
+    sqlite_where=_revised.is_not(None),
 )
 events_table = sa.Table(
     "rag_wiki_events",
@@ -329,12 +340,13 @@ def _upsert_statement(insert: Any, table: sa.Table, keep: tuple[str, ...]) -> An
     # Putting a statement together costs more than carrying it out: each is made once.
     statement = insert(table)
     names = [column.name for column in table.columns if not column.primary_key and column.name not in keep]
-    return statement.on_conflict_do_update(
-        index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in names}
-    )
+    values = {name: statement.excluded[name] for name in names}
+    if "revised" in values:
+        values["revised"] = sa.func.coalesce(values["revised"], table.c.revised)
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 
-_COUNTERS = ("queries", "searches", "revision", "saved")
+_COUNTERS = ("queries", "searches", "revision", "saved", "floor")
 _MINE: sa.BindParameter[str] = sa.bindparam("user_key")
 _USER = sa.select(users_table.c.user_id, *(users_table.c[name] for name in _COUNTERS)).where(
     users_table.c.user_key == _MINE
@@ -516,6 +528,11 @@ class SQLStateStore(StateStore):
                 idle.append(doc_key)
         return user, idle
 
+    def _read_revised(self, user_key: str, after: int) -> tuple[StoredUser, list[StoredDocument] | None]:
+        query = sa.select(*_CHANGED_COLUMNS).where(_of(documents_table, user_key), _revised > after)
+        with self._database.reading() as connection:
+            return _read_counters(connection, user_key), [StoredDocument(*row) for row in connection.execute(query)]
+
     def _change(
         self,
         user_key: str,
@@ -549,6 +566,7 @@ class SQLStateStore(StateStore):
                         "idle_hit": item.idle_hit,
                         "payload": item.text,
                         "content": None,
+                        "revised": item.revised,
                     }
                 )
         upsert(cursor, documents_table, documents, "content")

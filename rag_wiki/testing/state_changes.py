@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
 
 from rag_wiki.storage.base import StateStore
-from rag_wiki.storage.records import DocumentState, UserChange, UserView
+from rag_wiki.storage.records import DocumentState, UserChange, UserDocRecord, UserView
 from rag_wiki.testing.awkward import AWKWARD_IDS, AWKWARD_TEXTS, NOON, a_record, a_text, an_event, in_threads, just
 
 __all__ = ["ChangePromises"]
@@ -101,6 +102,120 @@ class ChangePromises:
         store.change("alice", ["d", "ghost"], just(UserChange(deleted=["ghost"], records=[a_record()])))
         assert store.list_by_state("alice") == [a_record()]
         assert store.saved_count("alice") == 0
+
+    # Many at once
+
+    def test_changes_together_follow_each_other(self, store: StateStore) -> None:
+        """`change_together` is as one `change` after the other: each sees what those before it did."""
+        store.upsert(a_record(doc_id="saved", user_state=DocumentState.CLAIMED, cache_miss_streak=1))
+        requests = [store.request_change(["d", "saved"], _fetch) for _ in range(3)]
+        requests.append(store.request_change(["e"], lambda view: _fetch(view, "e")))
+
+        store.change_together("alice", requests)
+
+        assert [request.result().outcome for request in requests] == [1, 2, 3, 1]
+        # One query passed since the last of the three.
+        assert store.get("alice", "d") == a_record(fetch_count=3, queries_missed=1, cache_miss_streak=1)
+        assert store.get("alice", "e") == a_record(doc_id="e", fetch_count=1)
+        saved = store.get("alice", "saved")
+        assert saved is not None
+        assert (saved.queries_missed, saved.cache_miss_streak) == (4, 5)
+        assert [event.fetch_count for event in store.history("alice", "d")] == [1, 2, 3]
+        start = store.begin_query("alice", 3, 10)
+        assert (start.clocks.queries, start.clocks.searches, start.saved) == (4, 4, 1)
+
+    def test_changes_together_write_all_their_parts(self, store: StateStore) -> None:
+        """Contents, texts and states of changes that go together are those of the last one that speaks of them."""
+        claimed = a_record(user_state=DocumentState.CLAIMED, copy_id="copy")
+        store.upsert(a_record())
+        wanted = [
+            UserChange(records=[a_record(fetch_count=1)], texts=[a_text(digest="old")]),
+            UserChange(records=[claimed], contents={"d": "first"}, clear_texts=["d"], texts=[a_text(digest="new")]),
+            UserChange(records=[replace(claimed, fetch_count=7)], contents={"d": "second"}),
+            UserChange(records=[a_record(doc_id="e", user_state=DocumentState.PINNED)]),
+        ]
+        before = store.begin_query("alice", 3, 10).revision
+
+        requests = [store.request_change(["d", "e"], just(change)) for change in wanted]
+        store.change_together("alice", requests)
+
+        assert [request.result() for request in requests] == wanted
+        assert store.get("alice", "d") == replace(claimed, fetch_count=7, full_content="second")
+        assert store.retrieved_texts("alice", "d") == [a_text(digest="new")]
+        assert [record.doc_id for record in store.list_for_decay("alice")] == ["d", "e"]
+        start = store.begin_query("alice", 3, 10)
+        assert start.saved == 2
+        assert start.revision != before
+
+    def test_one_refusal_does_not_stop_the_others(self, store: StateStore) -> None:
+        """Of changes that go together, the one that a rule refuses raises for itself; a deletion goes along as well."""
+        store.upsert(a_record(doc_id="old"))
+        refusal = _RefusedError("no")
+
+        def refuse(_: UserView) -> UserChange:
+            raise refusal
+
+        requests = [
+            store.request_change(["d"], _fetch),
+            store.request_change(["d"], refuse),
+            store.request_change(["old"], just(UserChange(deleted=["old"]))),
+            store.request_change(["d"], _fetch),
+        ]
+        store.change_together("alice", requests)
+
+        assert [requests[at].result().outcome for at in (0, 3)] == [1, 2]
+        with pytest.raises(_RefusedError) as raised:
+            requests[1].result()
+        assert raised.value is refusal
+        assert store.list_by_state("alice") == [a_record(fetch_count=2)]
+
+    def test_pages_are_changed_one_by_one(self, store: StateStore) -> None:
+        """`change_pages` comes to every record in the states once, and to no other, in pages of the size asked for."""
+        saved = [f"s{number:02}" for number in range(7)]
+        for doc_id in saved:
+            store.upsert(a_record(doc_id=doc_id, user_state=DocumentState.CLAIMED, full_content="text"))
+        store.upsert(a_record(doc_id="s00a"))
+        store.upsert(a_record("bob", user_state=DocumentState.CLAIMED))
+        pages: list[list[str]] = []
+
+        def gather(page: Sequence[UserDocRecord]) -> float:
+            pages.append([record.doc_id for record in page])
+            return 0.5
+
+        def decide(view: UserView, score: float) -> UserChange:
+            return UserChange(records=[replace(record, decay_score=score) for record in view.records.values()])
+
+        done = list(store.change_pages("alice", [DocumentState.CLAIMED], gather, decide, size=3))
+
+        assert [len(change.records) for change in done] == [3, 3, 1]
+        assert sorted(doc_id for page in pages for doc_id in page) == saved
+        assert [record.decay_score for record in store.list_claimed("alice")] == [0.5] * 7
+        assert {record.full_content for record in store.list_claimed("alice")} == {"text"}
+        assert store.get("alice", "s00a") == a_record(doc_id="s00a")
+        assert [record.decay_score for record in store.list_claimed("bob")] == [1.0]
+
+    def test_a_page_is_changed_as_it_is_by_then(self, store: StateStore) -> None:
+        """What happens to a record between reading its page and changing it is seen by the rule, and stays."""
+        for doc_id in ("a", "b", "c"):
+            store.upsert(a_record(doc_id=doc_id, user_state=DocumentState.CLAIMED))
+        states: dict[str, DocumentState] = {}
+
+        def meanwhile(_: Sequence[UserDocRecord]) -> None:
+            store.upsert(a_record(doc_id="a", user_state=DocumentState.DEMOTED))
+            store.delete("alice", "b")
+            store.change("alice", ["c"], just(UserChange(queries=2)))
+
+        def decide(view: UserView, _: None) -> UserChange:
+            states.update({doc_id: record.user_state for doc_id, record in view.records.items()})
+            return UserChange(records=[replace(record, explicit_signal=1.0) for record in view.records.values()])
+
+        list(store.change_pages("alice", [DocumentState.CLAIMED], meanwhile, decide))
+
+        assert states == {"a": DocumentState.DEMOTED, "c": DocumentState.CLAIMED}
+        assert store.list_by_state("alice") == [
+            a_record(doc_id="a", user_state=DocumentState.DEMOTED, explicit_signal=1.0, queries_missed=2),
+            a_record(doc_id="c", user_state=DocumentState.CLAIMED, explicit_signal=1.0, queries_missed=2),
+        ]
 
     # What a rule raises
 

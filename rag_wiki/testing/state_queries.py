@@ -16,6 +16,13 @@ __all__ = ["QueryPromises"]
 _NEVER = 10**6
 
 
+def _counted(store: StateStore, doc_id: str) -> UserDocRecord:
+    """The record with one more fetch, which no index need know."""
+    record = store.get("alice", doc_id)
+    assert record is not None
+    return replace(record, fetch_count=record.fetch_count + 1)
+
+
 def _pass_queries(store: StateStore, queries: int, searches: int) -> None:
     store.change("alice", [], just(UserChange(queries=queries, searches=searches)))
 
@@ -242,6 +249,47 @@ class QueryPromises:
                 assert revision not in seen
                 seen.add(revision)
             store.forget_user("alice")
+
+    def test_what_changed_since_a_revision_is_told(self, store: StateStore) -> None:
+        """`saved_since` names what was saved, moved or let go since a revision, or says that it can't tell."""
+        for doc_id in ("kept", "moved", "gone"):
+            store.upsert(a_record(doc_id=doc_id, user_state=DocumentState.CLAIMED, copy_id="copy", full_content="text"))
+        store.upsert(a_record(doc_id="unsaved"))
+        store.upsert(a_record("bob", user_state=DocumentState.CLAIMED))
+        before = store.begin_query("alice", 3, 10).revision
+
+        store.upsert(a_record(doc_id="moved", user_state=DocumentState.PINNED, copy_id="another"))
+        store.upsert(a_record(doc_id="gone", user_state=DocumentState.DEMOTED))
+        store.upsert(a_record(doc_id="new", user_state=DocumentState.CLAIMED))
+        store.change("alice", ["kept"], just(UserChange(records=[_counted(store, "kept")], queries=1, searches=1)))
+
+        now = store.begin_query("alice", 3, 10).revision
+        told, nothing = store.saved_since("alice", before), store.saved_since("alice", now)
+        if told is not None:
+            assert sorted(record.doc_id for record in told.saved) == ["moved", "new"]
+            assert {record.doc_id: (record.user_state, record.copy_id) for record in told.saved}["moved"] == (
+                DocumentState.PINNED,
+                "another",
+            )
+            assert {record.full_content for record in told.saved} == {None}
+            assert list(told.gone) == ["gone"]
+        if nothing is not None:
+            assert (list(nothing.saved), list(nothing.gone)) == ([], [])
+
+    def test_what_changed_is_not_told_across_a_gap(self, store: StateStore) -> None:
+        """After a saved document was deleted, or the user forgotten, `saved_since` says that it can't tell."""
+        store.upsert(a_record(doc_id="d", user_state=DocumentState.CLAIMED))
+        store.upsert(a_record(doc_id="e", user_state=DocumentState.CLAIMED))
+        before = store.begin_query("alice", 3, 10).revision
+        store.delete("alice", "d")
+        assert store.saved_since("alice", before) is None
+
+        before = store.begin_query("alice", 3, 10).revision
+        store.forget_user("alice")
+        assert store.saved_since("alice", before) is None
+        store.upsert(a_record(doc_id="f", user_state=DocumentState.CLAIMED))
+        assert store.saved_since("alice", before) is None
+        assert store.saved_since("nobody", 0) is None
 
     def test_saved_documents_are_counted(self, store: StateStore) -> None:
         """`saved_count` follows each document as it is saved, pinned, let go, deleted and saved again."""

@@ -210,6 +210,21 @@ class _EmptyIsNone(_Scanning):
         return [item._replace(content=None if item.content == '""' else item.content) for item in found]
 
 
+class _Overlooking(MemoryStateStore):
+    """Does not tell of saved documents that were let go."""
+
+    def _read_revised(self, user_key: str, after: int) -> tuple[StoredUser, list[StoredDocument] | None]:
+        user, found = super()._read_revised(user_key, after)
+        return user, [item for item in found or () if item.state != "DEMOTED"]
+
+
+class _Renewed(_Scanning):
+    """Begins each page with the record that ended the one before."""
+
+    def wrongly(self, found: list[StoredDocument], after: str | None) -> list[StoredDocument]:
+        return [self._user("alice").documents[after], *found] if after is not None and found else found
+
+
 class _LateIdle(MemoryStateStore):
     """Names idle documents one query late."""
 
@@ -296,6 +311,8 @@ STATE_FAULTS: dict[type[MemoryStateStore], str] = {
     _Normalising: "test_awkward_document_ids_stay_apart",
     _SkippingPages: "test_pages_cover_everything_once",
     _EmptyIsNone: "test_empty_content_is_not_absent_content",
+    _Overlooking: "test_what_changed_since_a_revision_is_told",
+    _Renewed: "test_pages_are_changed_one_by_one",
     _LateIdle: "test_what_lapses_is_exact_at_the_boundary",
     _EarlyIdle: "test_what_is_let_go_is_exact_at_the_boundary",
     _Backwards: "test_retrieved_texts_come_back_in_the_order_first_seen",

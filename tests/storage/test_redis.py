@@ -202,8 +202,8 @@ class TestKeys:
         for tag in tags:
             mine = [key for key in of_users if key.startswith(tag)]
             assert len({key_slot(key.encode()) for key in mine}) == 1
-            # :user, :docs, :content, :saved, :seen, :hit, :chunked, and per document its events, texts, chunks, hits
-            assert len(mine) == 7 + 3 * 4
+            # :user, :docs, :content, :saved, :seen, :hit, :revised, :chunked; per document events, texts, chunks, hits
+            assert len(mine) == 8 + 3 * 4
         assert of_nobody <= keys(client)
 
     def test_a_script_names_all_keys_it_touches(self, client: HookedRedis, store: RedisStateStore) -> None:
