@@ -75,7 +75,7 @@ QUICK = Sizes(
     starts=2,
     batches=Pace(5, 0.5),
     batch_stores=("memory",),
-    users=100,
+    users=400,
     questions=40,
     tasks=200,
 )

@@ -18,7 +18,6 @@ from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import (
     SAVED_STATES,
-    DocumentEvent,
     DocumentState,
     UserChange,
     UserDocRecord,
@@ -231,12 +230,11 @@ class DecayEngine:
             lambda view, rates: _decay_page(view, rates, self.config, moment),
         )
         for change in pages:
-            pairs: list[tuple[UserDocRecord, UserDocRecord]] = change.outcome
-            for before, after in pairs:
-                if not after.saved:
-                    self._chunk_store.drop(user_id, after.doc_id, before.copy_id)
-                    self._settle(user_id, after.doc_id)
-            yield [_result(before, after) for before, after in pairs]
+            outcome: _PageOutcome = change.outcome
+            for doc_id, copy_id in outcome.gone:
+                self._chunk_store.drop(user_id, doc_id, copy_id)
+                self._settle(user_id, doc_id)
+            yield outcome.results
 
     def _hit_rates(self, user_id: str, page: Sequence[UserDocRecord]) -> dict[str, float]:
         named = {record.doc_id: (record.copy_id, record.chunk_count) for record in page if record.copy_id}
@@ -343,26 +341,42 @@ class DecayEngine:
 def _decay_page(view: UserView, rates: Mapping[str, float], config: DecayConfig, now: datetime) -> UserChange:
     """`apply_decay` to all records in view. Most scores mean nothing but themselves, which numpy sees at once."""
     before = [record for record in view.records.values() if record.saved]
-    scores = decay_scores(before, [rates.get(record.doc_id, 0.0) for record in before], config, now)
-    quiet = (scores >= config.demotion_threshold) & (scores < config.pin_threshold)
-    pairs: list[tuple[UserDocRecord, UserDocRecord]] = []
-    events: list[DocumentEvent] = []
-    for record, score, is_quiet in zip(before, scores.tolist(), quiet.tolist(), strict=True):
+    scores_of_all = decay_scores(before, [rates.get(record.doc_id, 0.0) for record in before], config, now)
+    quiet = (scores_of_all >= config.demotion_threshold) & (scores_of_all < config.pin_threshold)
+    results: list[DecayResult] = []
+    scores: dict[str, float] = {}
+    steps: list[Step] = []
+    gone: list[tuple[str, str | None]] = []
+    for record, score, is_quiet in zip(before, scores_of_all.tolist(), quiet.tolist(), strict=True):
         candidate = record.pin_candidate_since is not None or record.demotion_candidate_since is not None
-        if candidate or not is_quiet or record.pinned:
-            step = apply_score(record, score, config, now)
-            events += step.events
-            pairs.append((record, record if step.record == record else step.record))
-        else:
-            pairs.append((record, record if score == record.decay_score else record.changed(decay_score=score)))
-    gone = [after.doc_id for _, after in pairs if not after.saved]
+        if is_quiet and not candidate and record.user_state is DocumentState.CLAIMED:
+            if score != record.decay_score:
+                scores[record.doc_id] = score
+            state = record.user_state
+            results.append(DecayResult(record.doc_id, state, state, record.decay_score, score, transitioned=False))
+            continue
+        step = apply_score(record, score, config, now)
+        if step.record != record:
+            steps.append(step)
+        if not step.record.saved:
+            gone.append((record.doc_id, record.copy_id))
+        results.append(_result(record, step.record))
+    gone_ids = [doc_id for doc_id, _ in gone]
     return UserChange(
-        records=[after for record, after in pairs if after is not record],
-        contents=dict.fromkeys(gone),
-        clear_texts=gone,
-        events=events,
-        outcome=pairs,
+        records=[step.record for step in steps],
+        scores=scores,
+        contents=dict.fromkeys(gone_ids),
+        clear_texts=gone_ids,
+        events=[event for step in steps for event in step.events],
+        outcome=_PageOutcome(results, gone),
     )
+
+
+@dataclass(frozen=True)
+class _PageOutcome:
+    results: list[DecayResult]
+    gone: Sequence[tuple[str, str | None]]
+    """Documents that were let go, with the copies that are now nobody's."""
 
 
 def _result(before: UserDocRecord, after: UserDocRecord) -> DecayResult:

@@ -98,6 +98,7 @@ class StoredDocument(NamedTuple):
     """Query clock at the last fetch, while a count or suggestion can lapse; else `None`."""
     idle_hit: int | None = None
     """Search clock at the last hit, while a miss streak can demote; else `None`."""
+    score: float = 1.0
     content: str | None = None
     revised: int | None = None
     """Written only: the user's revision that this change to a saved document makes; `None` leaves the one before."""
@@ -114,6 +115,8 @@ class StoredChange:
 
     user: StoredUser
     deleted: Sequence[str] = ()
+    scores: Sequence[tuple[str, float]] = ()
+    """(document key, score) of documents that are not among `documents`."""
     documents: Sequence[StoredDocument] = ()
     """Written without `content`; in the order of the records that they are the form of."""
     only_payload: AbstractSet[str] = frozenset()
@@ -132,10 +135,10 @@ class StoredChange:
         """Both changes as one.
 
         Raises:
-            ValueError: They can't be, because documents are deleted in one of them.
+            ValueError: They can't be, because one of them deletes documents, or sets scores alone.
         """
-        if self.deleted or later.deleted:
-            msg = "a deletion is carried out by itself"
+        if self.deleted or later.deleted or self.scores or later.scores:
+            msg = "a deletion, or a page of scores, is carried out by itself"
             raise ValueError(msg)
         earlier = {item.key: item for item in self.documents}
         written = dict(earlier)
@@ -248,7 +251,7 @@ def decode_user(user_id: str | bytes, *counters: str | int | None) -> StoredUser
 
 
 _DEFAULTS = {item.name: None if item.default is MISSING else item.default for item in fields(UserDocRecord)}
-_ELSEWHERE = ("user_state", "full_content", "queries_missed", "cache_miss_streak")
+_ELSEWHERE = ("user_state", "full_content", "decay_score", "queries_missed", "cache_miss_streak")
 """Fields with a place of their own in `StoredDocument`, or kept as clock readings."""
 _TIMES = frozenset(TIME_FIELDS)
 _STORED = tuple((name, default) for name, default in _DEFAULTS.items() if name not in _ELSEWHERE)
@@ -312,6 +315,7 @@ def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = N
         payload=RecordPayload(record, seen, hit),
         idle_seen=seen if record.counting else None,
         idle_hit=hit if record.streak_counts else None,
+        score=record.decay_score,
         content=content,
     )
 
@@ -332,7 +336,9 @@ def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
     if fresh is not None and stored.content is None:
         record, seen, hit = fresh
         return record.changed(
-            queries_missed=max(clocks.queries - seen, 0), cache_miss_streak=max(clocks.searches - hit, 0)
+            decay_score=stored.score,
+            queries_missed=max(clocks.queries - seen, 0),
+            cache_miss_streak=max(clocks.searches - hit, 0),
         )
     try:
         payload = json.loads(stored.text)
@@ -346,7 +352,7 @@ def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
         held = record.__dict__
         held.update(_DEFAULTS)
         held.update(payload)
-        held["user_state"] = _STATES[stored.state]
+        held["user_state"], held["decay_score"] = _STATES[stored.state], stored.score
         held["queries_missed"] = max(clocks.queries - seen, 0)
         held["cache_miss_streak"] = max(clocks.searches - hit, 0)
         if stored.content is not None:
@@ -364,7 +370,8 @@ _STATES = {state.value: state for state in DocumentState}
 
 def is_same_record(one: StoredDocument, other: StoredDocument) -> bool:
     """Whether two stored forms are of the same record, but for its content."""
-    return one.state == other.state and (one.payload is other.payload or one.text == other.text)
+    same = one.state == other.state and one.score == other.score
+    return same and (one.payload is other.payload or one.text == other.text)
 
 
 class FreshRecords:
@@ -476,6 +483,7 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     return StoredChange(
         user=StoredUser(view.user_id, clocks.queries, clocks.searches, revision, saved, floor),
         deleted=[storage_key(doc_id) for doc_id in change.deleted],
+        scores=[(storage_key(doc_id), score) for doc_id, score in change.scores.items() if doc_id in view.records],
         documents=documents,
         only_payload={
             item.key

@@ -152,6 +152,8 @@ class MemoryStateStore(StateStore):
                 for part in (user.documents, user.contents, user.events, user.texts):
                     part.pop(key, None)
                 user.index(key, None)
+            for key, score in change.scores:
+                user.documents[key] = user.documents[key]._replace(score=score)
             for item in change.documents:
                 user.index(item.key, item)
                 user.documents[item.key] = item

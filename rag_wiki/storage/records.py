@@ -325,6 +325,8 @@ class UserChange:
     """Written as they are, but for `full_content`, which stays what it was."""
     contents: Mapping[str, str | None] = field(default_factory=dict)
     """New content by document id; `None` removes it."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """New scores, by document id, of records that change in nothing else: a decay run has little more to write."""
     deleted: Sequence[str] = ()
     """Documents of which every trace in the state store goes."""
     events: Sequence[DocumentEvent] = ()

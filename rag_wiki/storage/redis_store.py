@@ -7,7 +7,7 @@ script on one node. Nothing ever scans the key space.
 key (`rag_wiki:{user}` before each)       value
 ========================================  =======================================================
 `:user`                                   hash: id, counters, and the version that a change compares
-`:docs`, `:content`                       hashes: document key → state and payload, document key → text
+`:docs`, `:content`                       hashes: document key → state, score and payload; document key → text
 `:saved`                                  sorted set, by name: keys of CLAIMED and PINNED documents
 `:seen`, `:hit`                           sorted sets: documents by their clock reading, for idleness
 `:revised`                                sorted set: documents by the revision of their last change as a saved one
@@ -164,9 +164,19 @@ end
 """
 """Everything that documents are in, from one argument of a line each: a client packs every argument by itself."""
 
+_SCORES_FUNCTION = """
+local function scores(docs, lines)
+  for key, score in string.gmatch(lines, '(%S+) (%S+)\\n') do
+    local state, payload = string.match(redis.call('HGET', docs, key) or '', '^(%S+) %S+ (.*)$')
+    if state then redis.call('HSET', docs, key, state .. ' ' .. score .. ' ' .. payload) end
+  end
+end
+"""
+
 _COMMIT = (
     _HIT_FUNCTION
     + _DOCUMENTS_FUNCTION
+    + _SCORES_FUNCTION
     + _READ_FUNCTIONS
     + """
 local version = redis.call('HGET', KEYS[1], 'version') or ''
@@ -183,6 +193,8 @@ while at <= #ARGV do
   local name, key = ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
   if name == 'DOCUMENTS' then
     documents(KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], ARGV[at + 3])
+  elseif name == 'SCORES' then
+    scores(KEYS[2], ARGV[at + 3])
   elseif name == 'HIT' then
     hit(key, KEYS[tonumber(ARGV[at + 3])], unpack(ARGV, at + 4, at + size))
   else
@@ -198,7 +210,7 @@ return {1}
 
 KEYS begin with those that `_Commands` names. ARGV[4] document keys follow that the change was guessed for; the first
 ARGV[3] of them must not be in the hash KEYS[2], or nothing happens either. Then the commands: each is a count, its
-name, the number of its key in KEYS, and its arguments; DOCUMENTS and HIT are the functions above.
+name, the number of its key in KEYS, and its arguments; DOCUMENTS, SCORES and HIT are the functions above.
 The answer begins with 1 when it was done; else it tells what a right guess would have begun with.
 A client sends a script again when the answer to it got lost: the version then is ARGV[2] already, and all is done.
 """
@@ -284,17 +296,22 @@ def _stored_user(values: Sequence[Any]) -> tuple[StoredUser, str]:
 
 
 def _stored_document(key: str, value: str, content: str | None = None) -> StoredDocument:
-    state, _, payload = value.partition(" ")
-    return StoredDocument(key, state, payload, content=content)
+    state, _, rest = value.partition(" ")
+    score, _, payload = rest.partition(" ")
+    try:
+        return StoredDocument(key, state, payload, None, None, float(score), content)
+    except ValueError as error:
+        msg = f"stored record under the key {key!r} can't be read back: {error}. Delete it, or restore a backup."
+        raise CorruptDataError(msg) from error
 
 
 def _document_line(item: StoredDocument, *, only_payload: bool) -> str:
     """A document for `_DOCUMENTS_FUNCTION`: JSON and keys are ASCII without line ends, keys without spaces too."""
     if only_payload:
-        return f"{item.key} = = = = {item.state} {item.text}\n"
+        return f"{item.key} = = = = {item.state} {item.score!r} {item.text}\n"
     readings = (0 if item.state in _SAVED else None, item.idle_seen, item.idle_hit, item.revised)
     saved, seen, hit, revised = ("-" if reading is None else reading for reading in readings)
-    return f"{item.key} {saved} {seen} {hit} {revised} {item.state} {item.text}\n"
+    return f"{item.key} {saved} {seen} {hit} {revised} {item.state} {item.score!r} {item.text}\n"
 
 
 def _lines(values: bytes | str, count: int) -> list[str]:
@@ -352,6 +369,9 @@ class _Snapshot:
         documents = {**self.documents, **{key: item for key, item in wanted.items() if item is not None}}
         for key in change.deleted:
             documents.pop(key, None)
+        for key, score in change.scores:
+            if key in documents:
+                documents[key] = documents[key]._replace(score=score)
         for item in change.documents:
             # The newest at the end: the oldest are forgotten first.
             documents.pop(item.key, None)
@@ -575,6 +595,8 @@ class RedisStateStore(StateStore):
         if change.documents:
             lines = [_document_line(item, only_payload=item.key in change.only_payload) for item in change.documents]
             commands.add("DOCUMENTS", keys.docs, "".join(lines))
+        if change.scores:
+            commands.add("SCORES", keys.docs, "".join([f"{key} {score!r}\n" for key, score in change.scores]))
         for key, content in change.contents.items():
             if content is None:
                 commands.add("HDEL", keys.content, key)

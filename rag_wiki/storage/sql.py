@@ -86,6 +86,7 @@ documents_table = sa.Table(
     sa.Column("idle_seen", sa.BigInteger),
     sa.Column("idle_hit", sa.BigInteger),
     sa.Column("payload", sa.Text, nullable=False),
+    sa.Column("score", sa.Float(53), nullable=False),
     sa.Column("content", sa.Text),
     sa.Column("revised", sa.BigInteger),
     sa.Index("rag_wiki_documents_by_state", "user_key", "state"),
@@ -369,7 +370,9 @@ def _of(table: sa.Table, user_key: str, doc_key: str | None = None) -> sa.Column
     return mine if doc_key is None else sa.and_(mine, table.c.doc_key == doc_key)
 
 
-_CHANGED_COLUMNS = tuple(documents_table.c[name] for name in ("doc_key", "state", "payload", "idle_seen", "idle_hit"))
+_CHANGED_COLUMNS = tuple(
+    documents_table.c[name] for name in ("doc_key", "state", "payload", "idle_seen", "idle_hit", "score")
+)
 """In the order of the fields of `StoredDocument`."""
 _COLUMNS = (*_CHANGED_COLUMNS, documents_table.c.content)
 # The counters, and a row for each idle document. Two halves for those, each with its own index, rather than an OR that
@@ -403,8 +406,13 @@ _DELETE_ALL = [
     for table in (documents_table, events_table, texts_table, users_table)
 ]
 _SET_CONTENT = sa.update(documents_table).where(_mine(documents_table)).values(content=sa.bindparam("new_content"))
-# Columns that are not named keep their index entries; most changes of a decay run are of the payload alone.
-_SET_PAYLOAD = sa.update(documents_table).where(_mine(documents_table)).values(payload=sa.bindparam("new_payload"))
+# Columns that are not named keep their index entries.
+_SET_PAYLOAD = (
+    sa.update(documents_table)
+    .where(_mine(documents_table))
+    .values(payload=sa.bindparam("new_payload"), score=sa.bindparam("new_score"))
+)
+_SET_SCORE = sa.update(documents_table).where(_mine(documents_table)).values(score=sa.bindparam("new_score"))
 _ADD_EVENT = sa.insert(events_table)
 _DELETE_OLD_EVENTS = _DELETE[events_table].where(events_table.c.number <= sa.bindparam("last_number"))
 _NUMBERED = (events_table, texts_table)
@@ -555,7 +563,8 @@ class SQLStateStore(StateStore):
         documents, payloads = list[dict[str, Any]](), list[dict[str, Any]]()
         for item in change.documents:
             if item.key in change.only_payload:
-                payloads.append({"user_key": user_key, "own_key": item.key, "new_payload": item.text})
+                values = {"new_payload": item.text, "new_score": item.score}
+                payloads.append({"user_key": user_key, "own_key": item.key, **values})
             else:
                 documents.append(
                     {
@@ -565,12 +574,15 @@ class SQLStateStore(StateStore):
                         "idle_seen": item.idle_seen,
                         "idle_hit": item.idle_hit,
                         "payload": item.text,
+                        "score": item.score,
                         "content": None,
                         "revised": item.revised,
                     }
                 )
         upsert(cursor, documents_table, documents, "content")
         cursor.run(_SET_PAYLOAD, payloads)
+        scores = [{"user_key": user_key, "own_key": key, "new_score": score} for key, score in change.scores]
+        cursor.run(_SET_SCORE, scores)
         contents = [
             {"user_key": user_key, "own_key": key, "new_content": content} for key, content in change.contents.items()
         ]
