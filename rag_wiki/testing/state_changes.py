@@ -103,6 +103,27 @@ class ChangePromises:
         assert store.list_by_state("alice") == [a_record()]
         assert store.saved_count("alice") == 0
 
+    def test_a_score_changes_alone(self, store: StateStore) -> None:
+        """A change of scores sets them and leaves all else; a document that is not there gets no record by it."""
+        record = a_record(user_state=DocumentState.CLAIMED, fetch_count=3, copy_id="copy", full_content="text")
+        other = a_record(doc_id="e", user_state=DocumentState.PINNED, decay_score=0.7)
+        for each in (record, other):
+            store.upsert(each)
+        before = store.begin_query("alice", 3, 10)
+
+        store.change("alice", ["d", "ghost"], just(UserChange(scores={"d": 0.1 + 0.2, "ghost": 0.5})))
+
+        scored = replace(record, decay_score=0.1 + 0.2)
+        assert store.list_by_state("alice") == [scored, other]
+        assert store.begin_query("alice", 3, 10) == before
+        counted = replace(scored, fetch_count=4, full_content=None)
+        store.change("alice", ["d"], lambda view: UserChange(records=[replace(view.records["d"], fetch_count=4)]))
+        assert store.get("alice", "d") == replace(counted, full_content="text")
+        store.change("alice", ["d"], just(UserChange(scores={"d": 0.5})))
+        assert store.change("alice", ["d"], lambda view: UserChange(outcome=view)).outcome.records == {
+            "d": replace(counted, decay_score=0.5)
+        }
+
     # Many at once
 
     def test_changes_together_follow_each_other(self, store: StateStore) -> None:
@@ -269,7 +290,7 @@ class ChangePromises:
             assert got.full_content == content
         assert store.get("alice", "other") == a_record(doc_id="other", full_content="other text")
 
-    # Many at once
+    # Threads
 
     def test_counts_are_exact_under_contention(self, store: StateStore) -> None:
         """8 threads that count 25 fetches each make 200: every one of them once, in record, clocks and history."""
