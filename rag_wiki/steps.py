@@ -10,7 +10,6 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from langchain_core.runnables import run_in_executor
@@ -24,13 +23,18 @@ T = TypeVar("T")
 Procedure: TypeAlias = "Generator[Step[Any], Any, T]"
 
 
-@dataclass(frozen=True)
 class Step(Generic[T]):
-    """Something from outside: how to get it while blocking, and how while awaiting."""
+    """Something from outside: how to get it while blocking, and how while awaiting.
 
-    now: Callable[[], T]
-    later: Callable[[], Awaitable[T]] | None
-    """`None`: the same way, it takes no time."""
+    Args:
+        now: Gets it, blocking.
+        later: Gets it, awaiting; `None` for the same way, when it takes no time.
+    """
+
+    __slots__ = ("later", "now")
+
+    def __init__(self, now: Callable[[], T], later: Callable[[], Awaitable[T]] | None) -> None:
+        self.now, self.later = now, later
 
 
 def blocking(function: Callable[..., T], *arguments: Any, waits: bool = True) -> Step[T]:

@@ -133,17 +133,17 @@ def check_query_vector(vector: ArrayLike) -> NDArray[np.float32]:
         EmbeddingError: It is empty or not finite.
     """
     try:
-        row = _as_row(vector)
+        # As `unit_rows` does, for one: in float64, where no float32 is too long or too short to be squared.
+        exact = np.asarray(vector, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for the query: {error}"
         raise EmbeddingError(msg) from error
-    # As `unit_rows` does, for one: in float64, where no float32 is too long or too short to be squared.
-    exact = row.astype(np.float64)
     length = math.sqrt(exact @ exact)
-    if row.shape[0] == 0 or not math.isfinite(length):
-        msg = f"the embedding model returned an empty or non-finite vector of width {row.shape[0]} for the query"
+    if exact.shape[0] == 0 or not math.isfinite(length):
+        msg = f"the embedding model returned an empty or non-finite vector of width {exact.shape[0]} for the query"
         raise EmbeddingError(msg)
-    return (exact / length).astype(np.float32) if length else row
+    unit: NDArray[np.float32] = (exact / (length or 1.0)).astype(np.float32)
+    return unit
 
 
 def _as_row(vector: ArrayLike) -> NDArray[np.float32]:

@@ -164,20 +164,22 @@ class UserIndex:
     def _found(self, scores: Matrix, threshold: float, top_k: int) -> list[DocumentHits]:
         """The result of a search, of the score of each row."""
         documents, starts, pinned = self._compared
-        found: dict[int, list[int]] = {}
         rows = (scores >= threshold - _ROUNDING).nonzero()[0]
+        if not rows.size and not pinned:
+            return []
         if rows.size > _FEW:
             rows = _best_of_each(rows, scores[rows], starts, top_k)
-        for row in sorted(rows.tolist(), key=lambda row: -scores[row]):
+        found: dict[int, list[tuple[float, int]]] = {}
+        for distance, row in sorted(zip((-scores[rows]).tolist(), rows.tolist(), strict=True)):
             own = found.setdefault(bisect_right(starts, row) - 1, [])
             if len(own) < top_k:
-                own.append(row)
-        results = [_hits(documents[owner], own, scores, above=True) for owner, own in found.items()]
+                own.append((-distance, row))
+        results = [_hits(documents[owner], own, above=True) for owner, own in found.items()]
         for owner in pinned:
             document = documents[owner]
             if owner not in found:
                 best = document.start + int(np.argmax(scores[document.start : document.stop]))
-                results.append(_hits(document, [best], scores, above=False))
+                results.append(_hits(document, [(float(scores[best]), best)], above=False))
         return sorted(results, key=lambda result: -result.hits[0].score)
 
 
@@ -193,16 +195,13 @@ def _best_of_each(rows: NDArray[np.intp], scores: Matrix, starts: Sequence[int],
     return best
 
 
-def _hits(document: IndexedDocument, rows: Sequence[int], scores: Matrix, *, above: bool) -> DocumentHits:
-    copy = document.copy
+def _hits(document: IndexedDocument, scored: Sequence[tuple[float, int]], *, above: bool) -> DocumentHits:
+    """Rows of a document with their scores, as hits."""
+    copy, start = document.copy, document.start
     indices: tuple[int, ...] = copy.indices if copy is not None else ()
-    hits = tuple(ChunkHit(row - document.start, indices[row - document.start], _cosine(scores[row])) for row in rows)
-    return DocumentHits(document, hits, above)
-
-
-def _cosine(score: np.float32) -> float:
-    """A product of unit vectors, rid of what rounding added to it."""
-    return round(min(max(float(score), -1.0), 1.0), 6)
+    # A product of unit vectors, rid of what rounding added to it.
+    hits = [ChunkHit(row - start, indices[row - start], round(min(max(score, -1.0), 1.0), 6)) for score, row in scored]
+    return DocumentHits(document, tuple(hits), above)
 
 
 class IndexCache:

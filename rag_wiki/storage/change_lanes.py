@@ -79,6 +79,12 @@ class ChangeLanes:
     def run(self, user_key: str, request: ChangeRequest, carry_out: Callable[[Sequence[ChangeRequest]], None]) -> None:
         """See that a request is carried out, by this thread or by another one."""
         lane = self._lane(user_key)
+        if lane.turn.acquire(blocking=False):
+            try:
+                carry_out([request])
+            finally:
+                lane.turn.release()
+            return
         with lane.guard:
             lane.waiting.append((user_key, request))
         with lane.turn:
