@@ -4,6 +4,7 @@ python -m benchmarks --quick          # everything, small: about two minutes
 python -m benchmarks                  # everything
 python -m benchmarks query --no-older
 python -m benchmarks report           # tables and pictures once more, from the JSON file
+python -m benchmarks --markdown --pictures benchmarks/pictures   # what the README shows
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("--full", action="store_true", help="everything (the default)")
     parser.add_argument("--out", type=Path, default=_OUT, help="folder of results.json (default: benchmarks/out)")
     parser.add_argument("--pictures", type=Path, help="folder of the pictures (default: the one of --out)")
+    parser.add_argument("--markdown", action="store_true", help="print the README's table as well")
     parser.add_argument("--older", default="0.2.2,0.2.4", help="older releases to compare with")
     parser.add_argument("--no-older", action="store_true", help="without them")
     parser.add_argument(
@@ -112,6 +114,9 @@ def _report(wanted: Sequence[str], options: argparse.Namespace) -> int:
     print(report.facts_line(results.facts["machine"]) + "\n")
     report.print_results(results, versions, measures)
     print(report.verdict([row for name in measures for row in results.of(name)]))
+    if options.markdown:
+        print()
+        report.print_markdown(results, versions)
     drawn = pictures.draw_all(results, versions, options.pictures or options.out)
     report.say(f"results in {path}, pictures: {', '.join(item.name for item in drawn) or 'none'}")
     return 0

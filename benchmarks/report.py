@@ -157,6 +157,50 @@ def print_results(results: Results, versions: Sequence[str], measures: Iterable[
             print_rows(rows, versions)
 
 
+_README_ROWS = (
+    ("query", "hit", "memory", 100, "question, 100 saved documents, memory"),
+    ("query", "hit", "memory+disk", 100, "… memory, chunks on disk"),
+    ("query", "hit", "sqlite+disk", 100, "… SQLite, chunks on disk"),
+    ("query", "hit", "sqlite", 100, "… SQLite"),
+    ("query", "hit", "redis", 100, "… Valkey"),
+    ("query", "hit", "postgres", 100, "… PostgreSQL"),
+    ("query", "hit", "memory", 1_600, "question, 1,600 saved documents, memory"),
+    ("query", "hit", "memory", 10_000, "question, 10,000 saved documents, memory"),
+    ("batch", "32 single, beyond the wrapped", "memory", 1_600, "32 questions one by one, 1,600 saved documents"),
+    ("batch", "batch, beyond the wrapped", "memory", 1_600, "… as one `batch`"),
+    ("save", "beyond embedding", "sqlite", 500, "saving 500 chunks, SQLite, embedding apart"),
+    ("restart", "first question", "sqlite", 1_600, "first question of a process, 1,600 saved documents, SQLite"),
+    ("concurrency", "200 ainvoke at once", "redis", 100, "200 `ainvoke` at once, Valkey, model and source of 50 ms"),
+    ("import", "beyond langchain_core.retrievers, numpy", "–", 1, "`import rag_wiki`, beyond LangChain and numpy"),
+    ("decay", "one user, rate", "sqlite", 1_000, "decay run, SQLite"),
+    ("decay", "one user, rate", "redis", 1_000, "decay run, Valkey"),
+    ("decay", "one user, rate", "sqlite", 1_000_000, "decay run over a million documents, SQLite"),
+)
+"""The rows of the README's table, and what they are called there."""
+
+
+def print_markdown(results: Results, versions: Sequence[str]) -> None:
+    """The table of the README: medians, and how many times better than each older release."""
+    found = {(row.measure, row.case, row.store, row.n): row for row in results.rows}
+    print("| | " + " | ".join(f"older {name}" for name in versions) + " | floor | ours |")
+    print("|---|" + "---:|" * (len(versions) + 2))
+    for *key, name in _README_ROWS:
+        row = found.get((str(key[0]), str(key[1]), str(key[2]), int(str(key[3]))))
+        if row is None or not isinstance(row.ours, Figure):
+            continue
+        older = [_markdown_cell(row, row.older.get(version), row.ratio_to_older(version)) for version in versions]
+        cells = [name, *older, _markdown_cell(row, row.floor), _markdown_cell(row, row.ours)]
+        print("| " + " | ".join(cells) + " |")
+
+
+def _markdown_cell(row: Row, outcome: Outcome | None, ratio: float | None = None) -> str:
+    if not isinstance(outcome, Figure):
+        return outcome.why if isinstance(outcome, Failed) and outcome.why.startswith("over ") else "–"
+    unit = {"records/s": "/s"}.get(row.unit, row.unit)
+    times = "" if ratio is None else f" ({ratio:,.0f}×)" if ratio >= 2 else f" ({ratio:.1f}×)"
+    return f"{number(outcome.p50)} {unit}{times}"
+
+
 def verdict(rows: Sequence[Row]) -> str:
     """How many targets are met, and which are not."""
     judged = [row for row in rows if row.met() is not None]
