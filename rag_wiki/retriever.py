@@ -1,8 +1,9 @@
 """The retriever: gather, decide, apply.
 
 A call begins with what the store knows of the user. Then the saved copies and the wrapped retriever are
-searched at the same time. `answer.compose` decides what is served, `lifecycle.query` what that does to
-the records; one atomic change applies it, and the call's provenance tells of it.
+searched at the same time, or one after the other where the wrapped one takes no time. `answer.compose` decides
+what is served, `lifecycle.query` what that does to the records; one atomic change applies it, and the call's
+provenance tells of it.
 """
 
 from __future__ import annotations

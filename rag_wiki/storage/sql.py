@@ -1,10 +1,7 @@
 """State and chunks in a SQL database, through SQLAlchemy Core.
 
 `SQLStateStore` is for PostgreSQL; `SQLiteStateStore` in `rag_wiki.storage.sqlite` shares all of it but
-the way connections are made and locked.
-
-A record is one row: its JSON payload, and beside it only the columns that are searched. So the list of
-a record's fields exists once, in `UserDocRecord`.
+the way connections are made and locked. The tables are in `sql_tables`.
 """
 
 from __future__ import annotations
@@ -49,103 +46,19 @@ except ImportError as error:
     raise MissingExtraError("SQLiteStateStore / SQLStateStore", "sqlite") from error
 
 from rag_wiki.storage.sql_driver import DriverCursor, StatementTexts
+from rag_wiki.storage.sql_tables import (
+    chunks_table,
+    documents_table,
+    events_table,
+    hits_table,
+    jobs_table,
+    metadata,
+    schema_table,
+    texts_table,
+    users_table,
+)
 
 __all__ = ["SQLPlace", "SQLStateStore"]
-
-_metadata = sa.MetaData()
-_KEY = sa.String(255)
-
-
-def _key_column(name: str) -> sa.Column[str]:
-    return sa.Column(name, _KEY, primary_key=True)
-
-
-schema_table = sa.Table(
-    "rag_wiki_schema",
-    _metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("version", sa.Integer, nullable=False),
-)
-users_table = sa.Table(
-    "rag_wiki_users",
-    _metadata,
-    _key_column("user_key"),
-    sa.Column("user_id", sa.Text, nullable=False),
-    sa.Column("queries", sa.BigInteger, nullable=False),
-    sa.Column("searches", sa.BigInteger, nullable=False),
-    sa.Column("revision", sa.BigInteger, nullable=False),
-    sa.Column("saved", sa.BigInteger, nullable=False),
-    sa.Column("floor", sa.BigInteger, nullable=False),
-)
-documents_table = sa.Table(
-    "rag_wiki_documents",
-    _metadata,
-    _key_column("user_key"),
-    _key_column("doc_key"),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("idle_seen", sa.BigInteger),
-    sa.Column("idle_hit", sa.BigInteger),
-    sa.Column("payload", sa.Text, nullable=False),
-    sa.Column("score", sa.Float(53), nullable=False),
-    sa.Column("content", sa.Text),
-    sa.Column("revised", sa.BigInteger),
-    sa.Index("rag_wiki_documents_by_state", "user_key", "state"),
-    sa.Index("rag_wiki_documents_by_seen", "user_key", "idle_seen"),
-    sa.Index("rag_wiki_documents_by_hit", "user_key", "idle_hit"),
-)
-_revised = documents_table.c.revised
-# Few documents are ever saved; the others are not in it.
-sa.Index(
-    "rag_wiki_documents_by_revision",
-    documents_table.c.user_key,
-    _revised,
-    postgresql_where=_revised.is_not(None),
-    sqlite_where=_revised.is_not(None),
-)
-events_table = sa.Table(
-    "rag_wiki_events",
-    _metadata,
-    _key_column("user_key"),
-    _key_column("doc_key"),
-    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("payload", sa.Text, nullable=False),
-)
-texts_table = sa.Table(
-    "rag_wiki_texts",
-    _metadata,
-    _key_column("user_key"),
-    _key_column("doc_key"),
-    _key_column("digest"),
-    sa.Column("number", sa.BigInteger, nullable=False),
-    sa.Column("payload", sa.Text, nullable=False),
-)
-chunks_table = sa.Table(
-    "rag_wiki_chunks",
-    _metadata,
-    _key_column("user_key"),
-    _key_column("doc_key"),
-    _key_column("copy_id"),
-    sa.Column("chunks", sa.BigInteger, nullable=False),
-    sa.Column("header", sa.Text, nullable=False),
-    sa.Column("texts", sa.Text, nullable=False),
-    sa.Column("vectors", sa.LargeBinary, nullable=False),
-)
-hits_table = sa.Table(
-    "rag_wiki_chunk_hits",
-    _metadata,
-    _key_column("user_key"),
-    _key_column("doc_key"),
-    _key_column("copy_id"),
-    sa.Column("chunk_index", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("hit_count", sa.BigInteger, nullable=False),
-    sa.Column("last_hit_at", sa.String(40), nullable=False),
-)
-jobs_table = sa.Table(
-    "rag_wiki_jobs",
-    _metadata,
-    _key_column("name"),
-    sa.Column("moment", sa.String(40), nullable=False),
-)
 
 _OUR_DRIVERS = ("", "psycopg", "psycopg2")
 """Drivers of a PostgreSQL URL that stand for psycopg 3: `psycopg2` is what SQLAlchemy fills in for none."""
@@ -259,7 +172,7 @@ class SQLDatabase:
         """Make the tables, or bring those of an older release up to date, in one transaction."""
         with self.writing(engine) as connection:
             self.lock_schema(connection)
-            _metadata.create_all(connection)
+            metadata.create_all(connection)
             found = connection.execute(sa.select(schema_table.c.version)).scalar()
             if found is None:
                 connection.execute(sa.insert(schema_table).values(id=1, version=self.schema_version))
@@ -468,6 +381,9 @@ class SQLStateStore(StateStore):
         url: A SQLAlchemy URL such as `postgresql://user:password@host/database` (psycopg is the driver),
             or an `Engine`, which stays yours: `close` leaves it open.
 
+    What every query runs goes to the driver directly (see `sql_driver`): SQLAlchemy's statement events, and
+    whatever listens to them, do not see it.
+
     Raises:
         ConfigurationError: The URL names another kind of database.
         MissingExtraError: SQLAlchemy or psycopg is not installed.
@@ -537,7 +453,7 @@ class SQLStateStore(StateStore):
         return user, idle
 
     def _read_revised(self, user_key: str, after: int) -> tuple[StoredUser, list[StoredDocument] | None]:
-        query = sa.select(*_CHANGED_COLUMNS).where(_of(documents_table, user_key), _revised > after)
+        query = sa.select(*_CHANGED_COLUMNS).where(_of(documents_table, user_key), documents_table.c.revised > after)
         with self._database.reading() as connection:
             return _read_counters(connection, user_key), [StoredDocument(*row) for row in connection.execute(query)]
 
