@@ -375,29 +375,29 @@ class RagWikiRetriever(BaseRetriever):
     ) -> list[list[Document]]:
         """Answer many queries; those of one user are compared with the saved chunks in one product."""
         configs = get_config_list(config, len(inputs))
-        if self._recall.call_pace.is_quick:
-            kwargs[_TOGETHER] = self._together(inputs, configs, kwargs, None)
-            return self._one_by_one(inputs, configs, kwargs, return_exceptions=return_exceptions)
         with get_executor_for_config(configs[0] if configs else None) as executor:
             kwargs[_TOGETHER] = self._together(inputs, configs, kwargs, executor.submit)
-            return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+            results = self._one_by_one(inputs, configs, kwargs)
+            done = len(results)
+            if done < len(inputs):
+                # As LangChain does it, in threads. Errors are raised below, when all have had their turn.
+                results += super().batch(inputs[done:], configs[done:], return_exceptions=True, **kwargs)
+        error = next((found for found in results if isinstance(found, Exception)), None)
+        if error is not None and not return_exceptions:
+            raise error
+        return results
 
     def _one_by_one(
-        self,
-        inputs: Sequence[str],
-        configs: Sequence[RunnableConfig],
-        kwargs: Mapping[str, Any],
-        *,
-        return_exceptions: bool,
+        self, inputs: Sequence[str], configs: Sequence[RunnableConfig], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """A batch without threads, for calls that wait for nothing."""
+        """The first calls of a batch, without threads, for as long as they wait for nothing; errors as results."""
         results: list[Any] = []
         for query, config in zip(inputs, configs, strict=True):
+            if not self._recall.call_pace.is_quick:
+                break
             try:
                 results.append(self.invoke(query, config, **kwargs))
             except Exception as error:
-                if not return_exceptions:
-                    raise
                 results.append(error)
         return results
 
@@ -428,7 +428,10 @@ class RagWikiRetriever(BaseRetriever):
             if isinstance(user_id, str) and isinstance(query, str):
                 by_user.setdefault(user_id, []).append(query)
         most = configs[0].get("max_concurrency") if configs else None
-        return {user: Together(queries, submit, most) for user, queries in by_user.items() if len(queries) > 1}
+        quick = self._recall.call_pace.is_quick
+        return {
+            user: Together(queries, submit, most, quick=quick) for user, queries in by_user.items() if len(queries) > 1
+        }
 
     @property
     def last_provenance(self) -> ProvenanceBlock | None:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from langchain_core.runnables import run_in_executor
@@ -21,6 +22,7 @@ __all__ = ["Convoy", "Procedure", "Step", "arun", "blocking", "call_user", "run"
 A = TypeVar("A")
 T = TypeVar("T")
 Procedure: TypeAlias = "Generator[Step[Any], Any, T]"
+_LoopLane: TypeAlias = "tuple[asyncio.AbstractEventLoop, Hashable]"
 
 
 class Step(Generic[T]):
@@ -89,7 +91,7 @@ class Convoy(Generic[A, T]):
 
     def __init__(self, carry: Callable[[Hashable, Sequence[A]], Sequence[T]]) -> None:
         self._carry = carry
-        self._waiting: dict[tuple[asyncio.AbstractEventLoop, Hashable], deque[tuple[A, asyncio.Future[T]]]] = {}
+        self._waiting: dict[_LoopLane, deque[tuple[A, asyncio.Future[T]]]] = {}
         self._drivers: set[asyncio.Task[None]] = set()
 
     async def ask(self, key: Hashable, item: A) -> T:
@@ -101,22 +103,35 @@ class Convoy(Generic[A, T]):
             waiting.append((item, future))
         else:
             self._waiting[loop, key] = deque([(item, future)])
-            # A task of its own: whoever asks may be cancelled, and the others must not be.
-            driver = loop.create_task(self._drive((loop, key)))
-            self._drivers.add(driver)
-            driver.add_done_callback(self._drivers.discard)
+            self._start((loop, key))
         return await future
 
-    async def _drive(self, lane: tuple[asyncio.AbstractEventLoop, Hashable]) -> None:
+    def _start(self, lane: _LoopLane) -> None:
+        # A task of its own: whoever asks may be cancelled, and the others must not be.
+        driver = lane[0].create_task(self._drive(lane))
+        self._drivers.add(driver)
+        driver.add_done_callback(partial(self._ended, lane))
+
+    async def _drive(self, lane: _LoopLane) -> None:
         waiting = self._waiting[lane]
-        try:
-            while waiting:
-                job = [waiting.popleft() for _ in range(min(len(waiting), self.most_together))]
-                await self._run(lane[1], job)
-        finally:
+        while waiting:
+            job = [waiting.popleft() for _ in range(min(len(waiting), self.most_together))]
+            await self._run(lane[1], job)
+        del self._waiting[lane]
+
+    def _ended(self, lane: _LoopLane, driver: asyncio.Task[None]) -> None:
+        """See that nobody waits for a driver that was cancelled, perhaps before its first step."""
+        self._drivers.discard(driver)
+        waiting = self._waiting.get(lane)
+        if waiting is None or not driver.cancelled():
+            return
+        left = [item for item in waiting if not item[1].done()]
+        waiting.clear()
+        waiting.extend(left)
+        if left:
+            self._start(lane)
+        else:
             del self._waiting[lane]
-            for _, future in waiting:
-                future.cancel()
 
     async def _run(self, key: Hashable, job: Sequence[tuple[A, asyncio.Future[T]]]) -> None:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -24,6 +25,9 @@ __all__ = ["Together"]
 
 Vector = NDArray[np.float32]
 
+_QUICK_SECONDS = 0.001
+"""A model that takes longer is asked in threads."""
+
 
 class Together:
     """The questions of one user in one batch.
@@ -36,13 +40,20 @@ class Together:
         queries: The questions; equal ones are asked once.
         submit: Runs a function in a thread of the batch.
         most_at_once: Questions that are embedded at the same time at most, where they are awaited.
+        quick: Whether calls took no time lately; then they are embedded here for as long as that takes none.
     """
 
     def __init__(
-        self, queries: Iterable[str], submit: Callable[..., Future[Any]] | None, most_at_once: int | None
+        self,
+        queries: Iterable[str],
+        submit: Callable[..., Future[Any]] | None,
+        most_at_once: int | None,
+        *,
+        quick: bool = False,
     ) -> None:
         self._queries = list(dict.fromkeys(queries))
-        self._submit = submit
+        self._submit = submit or _run_here
+        self._quick = quick
         self._most_at_once = most_at_once
         self._lock = threading.Lock()
         self._embedding: dict[str, Future[Vector]] | None = None
@@ -63,11 +74,18 @@ class Together:
     def _embed(self, model: Embeddings, query: str) -> Vector:
         with self._lock:
             if self._embedding is None:
-                submit = self._submit or _run_here
-                self._embedding = {text: submit(_embed_one, model, text) for text in self._queries}
+                self._embedding = {text: self._begin(model, text) for text in self._queries}
         if self._vectors is None:
             self._vectors = {text: _outcome(future) for text, future in self._embedding.items()}
         return self._vector(query)
+
+    def _begin(self, model: Embeddings, text: str) -> Future[Vector]:
+        if not self._quick:
+            return self._submit(_embed_one, model, text)
+        start = time.perf_counter()
+        done = _run_here(_embed_one, model, text)
+        self._quick = time.perf_counter() - start < _QUICK_SECONDS
+        return done
 
     async def _aembed(self, model: Embeddings, query: str) -> Vector:
         if self._awaited is None:

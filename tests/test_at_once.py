@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 from helpers import ListRetriever, TableEmbeddings, document
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig
+from pydantic import PrivateAttr
 from scenarios import OTHER_QUESTION, POD_QUESTION, USER, Paragraphs, World, cached, doc_ids, texts
 
 from rag_wiki import InvalidUserError, RagWikiRetriever, StateStore
@@ -250,6 +253,45 @@ async def test_a_cancelled_call_takes_no_other_with_it(world: World) -> None:
     assert [doc_ids(each) for each in kept if isinstance(each, list)] == [["pods", "found"]] * 8
     assert world.record("found").fetch_count >= 8
     assert doc_ids(await retriever.ainvoke("pods?")) == ["pods", "found"]
+
+
+async def test_a_loop_that_is_shut_down_leaves_nobody_waiting(world: World) -> None:
+    """When every task is cancelled, at whatever moment, the next call of the same user on that loop is answered."""
+    retriever = world.retriever()
+    for steps in range(6):
+        calls = [asyncio.ensure_future(retriever.ainvoke("pods?")) for _ in range(3)]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert doc_ids(await asyncio.wait_for(retriever.ainvoke("pods?"), timeout=60)) == ["pods", "found"]
+
+
+class TurningSlow(ListRetriever):
+    """Says that its call took long, and from then on waits until two calls are there at the same time."""
+
+    _meeting: threading.Barrier = PrivateAttr(default_factory=lambda: threading.Barrier(2, timeout=60))
+    _owner: RagWikiRetriever | None = PrivateAttr(default=None)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        assert self._owner is not None
+        if self.calls:
+            self._meeting.wait()
+        else:
+            for _ in range(16):
+                self._owner._recall.call_pace.note(1000)
+        return super()._get_relevant_documents(query, run_manager=run_manager)
+
+
+def test_a_batch_whose_calls_turn_slow_goes_on_in_threads(world: World) -> None:
+    """A batch that began without threads, because calls took no time, takes them when one does."""
+    source = TurningSlow(documents=world.source.documents)
+    retriever = world.retriever(global_retriever=source)
+    source._owner = retriever
+    for _ in range(16):
+        retriever._recall.call_pace.note(0.01)
+    assert [doc_ids(each) for each in retriever.batch(["pods?"] * 5)] == [["pods", "found"]] * 5
 
 
 async def test_a_store_that_fails_fails_each_call_for_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

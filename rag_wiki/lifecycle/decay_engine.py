@@ -98,9 +98,9 @@ def apply_score(record: UserDocRecord, score: float, config: DecayConfig, now: d
     if scored.user_state is DocumentState.PINNED and score < config.pin_threshold:
         why = f"score {score:.2f} fell below the pin threshold {config.pin_threshold:g}"
         unpinned = move(scored, DocumentState.CLAIMED, now)
-        below = score < config.demotion_threshold
-        unpinned.demotion_candidate_since = now if below else None
-        return Step(unpinned, (describe(scored, unpinned, "unpinned", why, now),))
+        # What that is worth is decided at once, so that a second run at the same time finds nothing left to do.
+        further = apply_score(unpinned, score, config, now)
+        return Step(further.record, (describe(scored, unpinned, "unpinned", why, now), *further.events))
     if scored.user_state is DocumentState.PINNED:
         return Step(scored)
     pins, sinks = score >= config.pin_threshold, score < config.demotion_threshold

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from typing_extensions import Self
 
 from rag_wiki.clock import as_utc
+from rag_wiki.errors import CorruptDataError
 from rag_wiki.storage.change_lanes import ChangeLanes, ChangeRequest, RuleError
 from rag_wiki.storage.codec import (
     FreshRecords,
@@ -240,17 +241,18 @@ class StateStore(ABC):
         try:
             applied, written = self._carry_out(user_id, requests, partial(self._fresh.decode, user_key))
         except Exception as error:
-            if len(requests) > 1 and isinstance(error, RuleError):
-                # One of them was refused: each for itself then, so that nobody pays for another.
+            if len(requests) > 1 and isinstance(error, (RuleError, CorruptDataError)):
+                # One of them was refused, or is about what can't be read: each for itself then, so that nobody
+                # pays for another.
                 for request in requests:
                     self._carry_out_all(user_id, [request])
                 return
             for request in requests:
                 request.settle(error.error if isinstance(error, RuleError) else error)
             return
-        self._fresh.keep(user_key, written.documents)
         for request, change in zip(requests, applied, strict=True):
             request.settle(change)
+        self._fresh.keep(user_key, written.documents)
 
     def change_pages(
         self,
@@ -323,9 +325,10 @@ class StateStore(ABC):
             written, present = StoredChange(user), dict(documents)
             for request in requests:
                 clocks = written.user.clocks
-                records = [decode(present[key], clocks) for key in request.keys if key in present]
-                view = UserView(user_id, clocks, written.user.revision, {record.doc_id: record for record in records})
                 try:
+                    records = [decode(present[key], clocks) for key in request.keys if key in present]
+                    found = {record.doc_id: record for record in records}
+                    view = UserView(user_id, clocks, written.user.revision, found)
                     change = request.decide(view)
                     stored = encode_change(view, written.user, change)
                     written = stored if len(requests) == 1 else written.followed_by(stored)

@@ -68,6 +68,11 @@ class _Lane:
             self.waiting = [item for item in self.waiting if item not in mine]
         return [request for _, request in mine]
 
+    def remove(self, request: ChangeRequest) -> None:
+        """Take back a request."""
+        with self.guard:
+            self.waiting = [item for item in self.waiting if item[1] is not request]
+
 
 class ChangeLanes:
     """Lets changes of a user in one process follow each other, and takes along those that wait."""
@@ -79,18 +84,22 @@ class ChangeLanes:
     def run(self, user_key: str, request: ChangeRequest, carry_out: Callable[[Sequence[ChangeRequest]], None]) -> None:
         """See that a request is carried out, by this thread or by another one."""
         lane = self._lane(user_key)
-        if lane.turn.acquire(blocking=False):
-            try:
+        if not lane.turn.locked():
+            # `with`, and no `acquire` that may fail: an interrupt (Ctrl-C) right behind that would leave it locked.
+            with lane.turn:
                 carry_out([request])
-            finally:
-                lane.turn.release()
             return
         with lane.guard:
             lane.waiting.append((user_key, request))
-        with lane.turn:
-            while not request.done:
-                # Not among those that wait: whoever took it along was ended in the middle.
-                carry_out(lane.take(user_key) or [request])
+        try:
+            with lane.turn:
+                while not request.done:
+                    # Not among those that wait: whoever took it along was ended in the middle.
+                    carry_out(lane.take(user_key) or [request])
+        finally:
+            if not request.done:
+                # Nobody waits for it any more, so nobody may carry it out later.
+                lane.remove(request)
 
     def run_all(
         self, user_key: str, requests: Sequence[ChangeRequest], carry_out: Callable[[Sequence[ChangeRequest]], None]

@@ -315,7 +315,7 @@ def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = N
         payload=RecordPayload(record, seen, hit),
         idle_seen=seen if record.counting else None,
         idle_hit=hit if record.streak_counts else None,
-        score=record.decay_score,
+        score=float(record.decay_score),
         content=content,
     )
 
@@ -473,8 +473,8 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
             if (record.index_facts if record else None) != (before.index_facts if before else None):
                 moved.add(doc_id)
     revision, floor = _after(user.revision) if moved else user.revision, user.floor
-    if moved and (not user.revision or not moved.isdisjoint(change.deleted)):
-        # The first one; or a record goes on which the change could be marked.
+    if (moved and not user.revision) or any(doc_id in view.records for doc_id in change.deleted):
+        # The first one; or a record goes, and with it the mark of what happened to it.
         floor = revision
     documents = [encode_record(record, clocks) for record in change.records]
     if moved:
@@ -483,7 +483,9 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     return StoredChange(
         user=StoredUser(view.user_id, clocks.queries, clocks.searches, revision, saved, floor),
         deleted=[storage_key(doc_id) for doc_id in change.deleted],
-        scores=[(storage_key(doc_id), score) for doc_id, score in change.scores.items() if doc_id in view.records],
+        scores=[
+            (storage_key(doc_id), float(score)) for doc_id, score in change.scores.items() if doc_id in view.records
+        ],
         documents=documents,
         only_payload={
             item.key

@@ -232,6 +232,7 @@ _KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     *((name, int) for name in ("fetch_count", "next_suggest_at", "queries_missed", "cache_miss_streak")),
     *((name, int) for name in ("decline_count", "chunk_count", "retrieved_chars")),
     *((name, (int, float)) for name in ("decay_score", "explicit_signal")),
+    *((name, bool) for name in ("suggestion_sent", "always_full_doc", "pinned_by_user")),
     *((name, (str, type(None))) for name in ("full_content", "copy_id", "content_source", "source_version")),
 )
 """Checked when a record is made, so that what is made can be stored, and read back."""

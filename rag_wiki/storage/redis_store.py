@@ -34,6 +34,7 @@ from typing import Any
 from rag_wiki.clock import as_utc
 from rag_wiki.errors import ConfigurationError, CorruptDataError, MissingExtraError, StorageError
 from rag_wiki.storage.base import SAVED_STATES, ForgottenUser, StateStore
+from rag_wiki.storage.change_lanes import RuleError
 from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, count_chunks, read_or_raise
 from rag_wiki.storage.codec import (
     StoredChange,
@@ -382,8 +383,9 @@ class RedisStateStore(StateStore):
                 seen = _Snapshot(user, version, {item.key: item for item in documents}, complete=True)
             try:
                 done, seen = self._try_change(user_key, seen, doc_keys, step)
-            except Exception:
-                # A refusal counts only when it is about what is really there.
+            except RuleError:
+                # A refusal counts only when it is about what is really there. What the server or the way to it
+                # raises counts at once: the change may have been carried out.
                 if seen is None or seen.complete:
                     raise
                 done, seen = False, None
@@ -406,7 +408,7 @@ class RedisStateStore(StateStore):
                 # Most likely a saved document that is not remembered here.
                 return False, None
             # Before the change, so that no crash leaves a user with saved documents unlisted.
-            self._client.hset(f"{self._prefix}:users", user_key, dump_json(change.user.user_id))
+            self._list_user(user_key, change.user)
         commands = self._commands(keys, change)
         # The ones that are taken for absent first.
         guessed = [] if seen.complete else sorted(wanted, key=lambda key: wanted[key] is not None)
@@ -416,9 +418,16 @@ class RedisStateStore(StateStore):
         done, *told = _run(self._commit, commands.keys, arguments)
         if int(done):
             self._snapshots.keep(user_key, seen.after(version, change, wanted))
+            if change.user.saved > seen.user.saved:
+                # And after it: somebody may have forgotten the user in between.
+                self._list_user(user_key, change.user)
             return True, None
         self._snapshots.drop(user_key)
         return False, None if seen.complete else _corrected(seen, guessed, *told)
+
+    def _list_user(self, user_key: str, user: StoredUser) -> None:
+        """Put a user on the list of those who ever saved something; it lies in a slot of its own."""
+        self._client.hset(f"{self._prefix}:users", user_key, dump_json(user.user_id))
 
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
         commands = _Commands(keys)
@@ -448,7 +457,9 @@ class RedisStateStore(StateStore):
             for doc_id, copy_id, indices in change.chunk_hits:
                 doc_key = storage_key(doc_id)
                 hits, chunks = keys.hits(doc_key, copy_id), commands.number(keys.chunks(doc_key))
-                commands.add("HIT", hits, chunks, copy_id, as_utc(change.hit_at).isoformat(), 1, *indices)
+                moment = as_utc(change.hit_at).isoformat()
+                for batch in _batches(indices):
+                    commands.add("HIT", hits, chunks, copy_id, moment, 1, *batch)
         user = change.user
         values: dict[str, str | int] = {
             "user_id": dump_json(user.user_id),

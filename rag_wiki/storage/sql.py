@@ -130,10 +130,18 @@ class SQLDatabase:
             cursor.run(_new_user_statement(self.insert), [new])
         return decode_user(*rows[0])
 
-    def begin(self, connection: Any, *, writes: bool) -> None:
+    @contextmanager
+    def begin(self, connection: Any, *, writes: bool) -> Iterator[None]:
         """Begin on a connection of the driver: a transaction that writes, or a single statement that reads."""
+        driver = connection.driver_connection
+        before = driver.autocommit
         # A statement alone sees one moment by itself; a transaction around it would be two more trips.
-        connection.driver_connection.autocommit = not writes
+        driver.autocommit = not writes
+        try:
+            yield
+        finally:
+            # Whoever has the connection next finds it as it was.
+            driver.autocommit = before
 
     def pickled_url(self) -> str:
         """The URL to open this database by elsewhere.
@@ -208,12 +216,18 @@ class SQLDatabase:
         engine = self.engine
         connection = engine.raw_connection()
         try:
-            self.begin(connection, writes=writes)
-            yield DriverCursor(connection.cursor(), self._texts_of(engine))
-            if writes:
-                connection.commit()
-        except BaseException:
-            connection.rollback()
+            with self.begin(connection, writes=writes):
+                try:
+                    yield DriverCursor(connection.cursor(), self._texts_of(engine))
+                    if writes:
+                        connection.commit()
+                except BaseException:
+                    connection.rollback()
+                    raise
+        except engine.dialect.loaded_dbapi.Error:
+            # A connection that broke, or could not be put right, is nobody's any more.
+            if getattr(connection.driver_connection, "broken", False):
+                connection.invalidate()
             raise
         finally:
             connection.close()

@@ -79,20 +79,25 @@ class SQLiteDatabase(SQLDatabase):
         rows = cursor.rows(_USER, user_key=user_key)
         return decode_user(*rows[0]) if rows else StoredUser()
 
-    def begin(self, connection: Any, *, writes: bool) -> None:
+    @contextmanager
+    def begin(self, connection: Any, *, writes: bool) -> Iterator[None]:
         """Begin on a connection of the driver; a single statement that reads needs nothing."""
         if writes:
             connection.driver_connection.execute("BEGIN IMMEDIATE")
+        yield
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees one moment of the database; it waits for nobody."""
+        # Made first, in whatever method: who makes it waits for the turn, and must not hold what the turn waits for.
+        _ = self.engine
         with self._turn, super().reading() as connection:
             yield connection
 
     @contextmanager
     def driver(self, *, writes: bool) -> Iterator[DriverCursor]:
         """A cursor of the driver's; one that writes waits for its turn."""
+        _ = self.engine
         with self._turn, super().driver(writes=writes) as cursor:
             yield cursor
 

@@ -269,6 +269,18 @@ class ChangePromises:
 
         assert store.change("alice", ["d"], _fetch).outcome == 1
 
+    def test_an_interrupt_in_a_rule_leaves_the_user_free(self, store: StateStore) -> None:
+        """What ends a rule from outside (Ctrl-C) reaches the caller, nothing is written, and others can change on."""
+        store.upsert(a_record())
+
+        def interrupted(_: UserView) -> UserChange:
+            raise KeyboardInterrupt
+
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                store.change("alice", ["d"], interrupted)
+        assert store.change("alice", ["d"], _fetch).outcome == 1
+
     # Contents
 
     def test_a_change_without_contents_keeps_the_content(self, store: StateStore) -> None:

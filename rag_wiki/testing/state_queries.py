@@ -284,6 +284,12 @@ class QueryPromises:
         store.delete("alice", "d")
         assert store.saved_since("alice", before) is None
 
+        # The mark of what happened to a document goes with it, also when it was let go before.
+        before = store.begin_query("alice", 3, 10).revision
+        store.upsert(a_record(doc_id="e", user_state=DocumentState.DEMOTED))
+        store.delete("alice", "e")
+        assert store.saved_since("alice", before) is None
+
         before = store.begin_query("alice", 3, 10).revision
         store.forget_user("alice")
         assert store.saved_since("alice", before) is None

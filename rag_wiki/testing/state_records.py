@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rag_wiki.errors import InvalidDocumentError, InvalidUserError
@@ -160,6 +161,17 @@ class RecordPromises:
             store.upsert(record)
             assert store.get("alice", "d") == record
             assert store.list_surfaced("alice") == [record]
+
+    def test_scores_of_any_kind_of_number_come_back(self, store: StateStore) -> None:
+        """A score is the same number afterwards, whether it was given as a float, an integer or a numpy value."""
+        for score in (1.0, 0.1 + 0.2, 1e-300, 5e-324, 1, True, np.float64(0.5)):
+            store.upsert(a_record(decay_score=score))
+            (read,) = store.list_by_state("alice")
+            assert (type(read.decay_score), read.decay_score) == (float, float(score))
+            store.change("alice", ["d"], just(UserChange(scores={"d": np.float64(score) / 2})))
+            got = store.get("alice", "d")
+            assert got is not None
+            assert got.decay_score == float(score) / 2
 
     def test_empty_content_is_not_absent_content(self, store: StateStore) -> None:
         """Content `""` comes back as `""`, and content `None` as `None`."""

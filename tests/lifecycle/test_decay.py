@@ -406,6 +406,20 @@ def test_an_unknown_document_is_named(decaying: Decaying, action: str) -> None:
     assert decaying.store.get("ada", "never met") is None
 
 
+def test_a_pin_that_sinks_is_settled_in_one_run(decaying: Decaying) -> None:
+    """With no hold days a pin whose score fell below both thresholds goes at once; the same run again finds nothing."""
+    config = DecayConfig(demotion_hold_days=0)
+    sunk = saved(user_state=DocumentState.PINNED, fetch_count=0, last_fetched_at=START - timedelta(days=300))
+    decaying.keep(sunk, hits=[])
+    engine = DecayEngine(decaying.store, config=config, clock=HandClock())
+
+    (result,) = engine.run_for_user("ada")
+
+    assert (result.old_state, result.new_state) == (DocumentState.PINNED, DocumentState.DEMOTED)
+    assert [event.what for event in decaying.store.history("ada", "pods")] == ["unpinned", "demoted"]
+    assert engine.run_for_user("ada") == []
+
+
 class VotingChunks(ChunkStore):
     """Chunks during whose reading the user votes."""
 

@@ -248,3 +248,31 @@ def test_forgetting_leaves_no_row(engine: sa.Engine, store: StateStore) -> None:
     for table in tables:
         rows = f"SELECT string_agg(user_key, ',') FROM rag_wiki_{table}"  # noqa: S608 - known names
         assert ask(engine, rows) == "bob", table
+
+
+@pytest.mark.parametrize("isolation", [None, "AUTOCOMMIT"])
+def test_a_shared_engine_finds_its_connections_as_they_were(
+    engine: sa.Engine, store: StateStore, isolation: str | None
+) -> None:
+    """Whoever shares an engine with a store has transactions, or autocommit, as the engine says, after any call."""
+    store.list_active_users()
+    options = {} if isolation is None else {"isolation_level": isolation}
+    shared = sa.create_engine(engine.url, pool_size=1, max_overflow=0, **options)
+    ours = SQLStateStore(shared)
+    execute(engine, "DROP TABLE IF EXISTS theirs")
+    execute(engine, "CREATE TABLE theirs (number INTEGER)")
+
+    def insert_and_fail() -> None:
+        with shared.begin() as connection:
+            connection.execute(sa.text("INSERT INTO theirs VALUES (1)"))
+            raise ZeroDivisionError
+
+    uses: list[Callable[[], object]] = [lambda: ours.begin_query("u", 3, 10), lambda: ours.upsert(a_record("u"))]
+    for use in uses:
+        use()
+        with pytest.raises(ZeroDivisionError):
+            insert_and_fail()
+
+    assert ask(engine, "SELECT count(*) FROM theirs") == (0 if isolation is None else 2)
+    assert ours.get("u", "d") == a_record("u")
+    shared.dispose()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from redis.crc import key_slot
+from storage.store_worker import count_one
 
 from rag_wiki import ChunkStore, ConfigurationError, CorruptDataError, DocumentState, StorageError
 from rag_wiki.storage.records import UserChange, UserView
@@ -453,6 +454,45 @@ class TestInterruptions:
         assert step > 1
 
 
+class TestLostAnswers:
+    """A change whose answer got lost may have been carried out: it is told, and not made again."""
+
+    def test_a_lost_answer_is_told_and_not_repeated(self, client: HookedRedis) -> None:
+        """When the answer to a change does not come, the caller hears of it, and the change counts once."""
+        store = RedisStateStore(client)
+        for _ in range(2):
+            store.change("alice", ["d"], count_one)
+
+        class Lossy(HookedRedis):
+            lose = False
+
+            def send(self, *args: Any, **options: Any) -> Any:
+                answer = super().send(*args, **options)
+                if self.lose and args[0] == "EVALSHA":
+                    message = "no answer"
+                    raise redis.exceptions.TimeoutError(message)
+                return answer
+
+        with Lossy(connection_pool=client.connection_pool) as lossy:
+            other = RedisStateStore(lossy)
+            assert other.change("alice", ["d"], count_one).outcome == 3
+            lossy.lose = True
+            with pytest.raises(redis.exceptions.TimeoutError):
+                other.change("alice", ["d"], count_one)
+        record = store.get("alice", "d")
+        assert record is not None
+        assert record.fetch_count == 4
+
+    def test_a_copy_may_be_hit_in_thousands_of_chunks(self, store: RedisStateStore) -> None:
+        """A change with 9,000 hits of one document counts them all."""
+        chunks = [{"chunk_index": at, "text": "t", "vector": None, "section": None} for at in range(9_000)]
+        store.chunk_store.save_chunks("alice", "d", chunks)
+        (copy_id,) = store.chunk_store.place.copies("alice", "d")
+        hits = {"d": (copy_id, tuple(range(9_000)))}
+        store.change("alice", ["d"], just(UserChange(records=[a_record()], chunk_hits=hits, hit_at=NOON)))
+        assert store.chunk_store.place.hit_counts("alice", [("d", copy_id)]) == {"d": 9_000}
+
+
 class TestCorruptData:
     """Bytes that can't be read back raise; they are never taken for absent."""
 
@@ -485,6 +525,18 @@ class TestCorruptData:
             store.get("alice", "d")
         with pytest.raises(CorruptDataError):
             store.list_by_state("alice")
+
+    def test_what_is_unreadable_stops_no_other_change(self, client: HookedRedis, store: RedisStateStore) -> None:
+        """Of changes that go together, the one about a damaged record fails for itself."""
+        for doc_id in ("torn", "d"):
+            store.upsert(a_record(doc_id=doc_id))
+        client.hset("rag_wiki:{alice}:docs", "torn", "SURFACED 1.0 {")
+        other = RedisStateStore(client)
+        requests = [other.request_change([doc_id], lambda view: UserChange(outcome=view)) for doc_id in ("torn", "d")]
+        other.change_together("alice", requests)
+        with pytest.raises(CorruptDataError):
+            requests[0].result()
+        assert requests[1].result().outcome.records == {"d": a_record()}
 
     def test_corrupt_events_texts_and_jobs_raise(self, client: HookedRedis, store: RedisStateStore) -> None:
         """A damaged event, retrieved text, job time or name of a user is a `CorruptDataError`."""
