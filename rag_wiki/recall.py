@@ -194,7 +194,7 @@ class Recall:
         # gain beside one that always answers (out of memory, say) in no time.
         self.global_pace = Pace(quick_ms=0.5)
         # Calls that wait for nothing are no sooner done by many threads: one interpreter runs them in turn.
-        self.call_pace = Pace(quick_ms=1.0)
+        self.call_pace = Pace(quick_ms=2.0)
         self._warned: set[str] = set()
         self._verdicts: OrderedDict[tuple[str, str, str, str], CopyVerdict] = OrderedDict()
         self._lock = threading.Lock()
