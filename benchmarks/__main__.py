@@ -54,14 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    wanted = MEASURES if "all" in options.measure else tuple(name for name in options.measure if name != "report")
+    named = tuple(name for name in options.measure if name not in ("all", "report"))
+    wanted = MEASURES if "all" in options.measure else named
     stores = tuple(options.stores.split(","))
     for name in (*(set(options.measure) - {*MEASURES, "all", "report"}), *(set(stores) - set(STORES))):
         parser.error(f"there is no {name}")
     versions = () if options.no_older else tuple(options.older.split(","))
     # Asked to end, it still stops its servers and processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if wanted:
+    if "report" not in options.measure:
         _measure(wanted, stores, versions, options)
     return _report(wanted, options)
 

@@ -72,12 +72,18 @@ def _query_by_store(results: Results, versions: Sequence[str]) -> Any:
 
 
 def _decay_rate(results: Results, versions: Sequence[str]) -> Any:
-    rows = [row for row in results.of("decay") if row.unit == "records/s"]
+    rows = [row for row in results.of("decay") if row.case == "one user, rate"]
     titles = [
-        f"{row.store}\n{row.n:,}{'' if row.case.startswith('one user') else ', ' + row.case.split(',')[0]}"
+        f"{row.store}\n{row.n // 1_000_000} million" if row.n >= 1_000_000 else f"{row.store}\n{row.n:,}"
         for row in rows
     ]
-    return _bars(rows, [*versions, "ours"], titles, "Decay run (records a second)", _colours(versions))
+    return _bars(
+        rows,
+        [*versions, "ours"],
+        titles,
+        "Decay run of one user, by saved documents (records a second)",
+        _colours(versions),
+    )
 
 
 def _bars(

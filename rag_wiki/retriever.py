@@ -9,15 +9,13 @@ provenance tells of it.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from langchain_core.callbacks import (
@@ -34,6 +32,7 @@ from langchain_core.runnables.config import get_config_list, get_executor_for_co
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import ConfigDict, InstanceOf, PrivateAttr
 
+from rag_wiki.beside import Beside
 from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import (
@@ -69,8 +68,6 @@ from rag_wiki.transparency.provenance import ProvenanceBlock
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
-
 __all__ = ["RagWikiRetriever", "RetrievalResult", "UserStats"]
 
 PROVENANCE_EVENT = "rag_wiki_provenance"
@@ -104,45 +101,6 @@ class UserStats:
 
 _OF_A_CALL = frozenset({"user_id", "k", "name", "tags", "metadata"})
 """Fields that are read at each call; the others are built into what lives beside them."""
-_THREADS = 32
-_pools: dict[int, tuple[ThreadPoolExecutor, threading.BoundedSemaphore]] = {}
-_pools_lock = threading.Lock()
-
-
-def _pool() -> tuple[ThreadPoolExecutor, threading.BoundedSemaphore]:
-    """Threads for searching saved copies beside a blocking call; per process, since threads don't survive a fork."""
-    with _pools_lock:
-        if os.getpid() not in _pools:
-            pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="rag_wiki")
-            _pools[os.getpid()] = (pool, threading.BoundedSemaphore(_THREADS))
-        return _pools[os.getpid()]
-
-
-def _beside(procedure: Procedure[T]) -> Callable[[], T]:
-    """Begin to run a procedure beside the caller; the function returned waits for its result.
-
-    What no thread has begun by then runs where it is waited for. So it does when all threads are taken: nobody
-    queues behind a search that may itself (in an embedder, an access check) wait for another one.
-    """
-    pool, free = _pool()
-    if not free.acquire(blocking=False):
-        return lambda: run(procedure)
-    context = contextvars.copy_context()
-
-    def work() -> T:
-        try:
-            return context.run(run, procedure)
-        finally:
-            free.release()
-
-    begun = pool.submit(work)
-
-    def finish() -> T:
-        return work() if begun.cancel() else begun.result()
-
-    return finish
-
-
 _folders: WeakValueDictionary[Path, ChunkStore] = WeakValueDictionary()
 _folders_lock = threading.Lock()
 
@@ -454,11 +412,13 @@ class RagWikiRetriever(BaseRetriever):
             found = self._ask_global(call, run_manager)
             cache = run(self._recall.search_copies(call))
         else:
-            finish = _beside(self._recall.search_copies(call))
+            searching = Beside(self._recall.search_copies(call))
             try:
                 found = self._ask_global(call, run_manager)
-            finally:
-                cache = finish()
+            except BaseException:
+                searching.abandon()
+                raise
+            cache = searching.result()
         documents, provenance = run(self._recall.conclude(call, found, cache, start))
         call.provenance = provenance
         self._latest.publish(provenance)

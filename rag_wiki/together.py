@@ -30,6 +30,8 @@ _SLICE_BYTES = 1024 * 1024 * 1024
 
 Not less: a product with few questions takes nearly as long as one with many.
 """
+_SLICE_QUESTIONS = 64
+"""And how many of them, however small the index: sorting out what each one found takes its time too."""
 _QUICK_SECONDS = 0.001
 """A model that takes longer is asked in threads."""
 
@@ -129,7 +131,7 @@ class Together:
 
     async def _compare_in_slices(self, index: UserIndex, threshold: float, top_k: int) -> None:
         """Search on the loop, some questions at a time: a thread of its own would begin with cold caches."""
-        at_once = _SLICE_BYTES // max(index.nbytes, 1)
+        at_once = min(_SLICE_BYTES // max(index.nbytes, 1), _SLICE_QUESTIONS)
         if not at_once:
             await run_in_executor(None, self._compare, index, threshold, top_k)
             return
