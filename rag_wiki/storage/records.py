@@ -226,15 +226,14 @@ class UserDocRecord:
         )
 
 
-_KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
-    ("doc_title", str),
-    ("doc_path", str),
-    *((name, int) for name in ("fetch_count", "next_suggest_at", "queries_missed", "cache_miss_streak")),
-    *((name, int) for name in ("decline_count", "chunk_count", "retrieved_chars")),
-    *((name, (int, float)) for name in ("decay_score", "explicit_signal")),
-    *((name, bool) for name in ("suggestion_sent", "always_full_doc", "pinned_by_user")),
-    *((name, (str, type(None))) for name in ("full_content", "copy_id", "content_source", "source_version")),
-)
+_KIND_OF_TYPE: Mapping[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "str | None": (str, type(None)),
+}
+_KINDS = [(item.name, _KIND_OF_TYPE[str(item.type)]) for item in fields(UserDocRecord) if item.type in _KIND_OF_TYPE]
 """Checked when a record is made, so that what is made can be stored, and read back."""
 
 TIME_FIELDS = tuple(item.name for item in fields(UserDocRecord) if "datetime" in str(item.type))

@@ -6,11 +6,14 @@ hundreds of them takes longer than the server's work.
 
 from __future__ import annotations
 
-__all__ = ["COMMIT", "COUNT", "HIT", "READ", "REMOVE", "REVISED", "START", "SWAP", "WRITE"]
+__all__ = ["COMMIT", "COUNT", "HIT", "READ", "REMOVE", "REVISED", "START", "SWAP", "USER_FIELDS", "WRITE"]
 
-_READ_FUNCTIONS = """
+USER_FIELDS = ("user_id", "queries", "searches", "revision", "saved", "floor", "version")
+"""The fields of a user's hash, in the order in which all answers have them."""
+
+_READ_FUNCTIONS = f"""
 local function read_user(key)
-  return redis.call('HMGET', key, 'user_id', 'queries', 'searches', 'revision', 'saved', 'floor', 'version')
+  return redis.call('HMGET', key, {", ".join(f"'{name}'" for name in USER_FIELDS)})
 end
 local function read_lines(key, first, last)
   if last < first then return '' end
@@ -31,12 +34,15 @@ return {read_user(KEYS[1]), read_lines(KEYS[2], 2, #ARGV), ARGV[1] == '1' and re
 )
 """KEYS: user, docs, content. ARGV: '1' to read content, then document keys. One moment of all of it."""
 
-START = """
-local user = redis.call('HMGET', KEYS[1], 'user_id', 'queries', 'searches', 'revision', 'saved', 'floor', 'version')
+START = (
+    _READ_FUNCTIONS
+    + """
+local user = read_user(KEYS[1])
 local seen = tonumber(user[2] or 0) + 1 - tonumber(ARGV[1])
 local hit = tonumber(user[3] or 0) + 1 - tonumber(ARGV[2])
 return {user, redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', seen), redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', hit)}
 """
+)
 """KEYS: user, seen, hit. ARGV: lapse_after, demote_after."""
 
 REVISED = (

@@ -47,7 +47,7 @@ from rag_wiki.storage.codec import (
     load_json,
     storage_key,
 )
-from rag_wiki.storage.redis_scripts import COMMIT, COUNT, HIT, READ, REMOVE, REVISED, START, SWAP, WRITE
+from rag_wiki.storage.redis_scripts import COMMIT, COUNT, HIT, READ, REMOVE, REVISED, START, SWAP, USER_FIELDS, WRITE
 
 try:
     import redis
@@ -56,7 +56,6 @@ except ImportError as error:
 
 __all__ = ["RedisPlace", "RedisStateStore"]
 
-_USER_FIELDS = ("user_id", "queries", "searches", "revision", "saved", "floor", "version")
 _SAVED = frozenset(state.value for state in SAVED_STATES)
 _BATCH = 500
 _MOST_USERS, _MOST_DOCUMENTS = 128, 128
@@ -315,7 +314,7 @@ class RedisStateStore(StateStore):
         return user, version, documents
 
     def _read_user(self, user_key: str) -> StoredUser:
-        return _stored_user(_ask(self._client.hmget, self._keys(user_key).user, _USER_FIELDS))[0]
+        return _stored_user(_ask(self._client.hmget, self._keys(user_key).user, USER_FIELDS))[0]
 
     def _read_document(self, user_key: str, doc_key: str) -> tuple[StoredUser, StoredDocument | None]:
         user, _, documents = self._read_many(user_key, [doc_key], content=True)
