@@ -106,7 +106,7 @@ class DecayScheduler:
             if self.backend == "simple":
                 self._timer = _ThreadTimer(self._seconds_to_wait, self._tick, self._stopping, self._wait)
             else:
-                self._timer = _APSchedulerTimer(self._seconds_to_wait, self._tick)
+                self._timer = _APSchedulerTimer(self._seconds_to_wait, self._tick, self._stopping)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Schedule no more. A run under way ends after the user it is at; returns within `timeout` seconds."""
@@ -224,10 +224,15 @@ class _ThreadTimer:
 class _APSchedulerTimer:
     """A job of APScheduler's, set anew after each run: the time that the store knows counts, not a rhythm."""
 
-    def __init__(self, seconds_to_wait: Callable[[], float], tick: Callable[[], None]) -> None:
+    def __init__(
+        self, seconds_to_wait: Callable[[], float], tick: Callable[[], None], stopping: threading.Event
+    ) -> None:
         self._scheduler = _apscheduler()(daemon=True, timezone="UTC")
         self._seconds_to_wait = seconds_to_wait
         self._tick = tick
+        self._stopping = stopping
+        self._at_work = threading.Lock()
+        self._running_in: int | None = None
         self._process = os.getpid()
         # A recurring job, although each run sets the next: APScheduler removes a job that has no further run,
         # and a shutdown at that moment fails in its thread.
@@ -245,14 +250,24 @@ class _APSchedulerTimer:
     def running(self) -> bool:
         return self._process == os.getpid() and bool(self._scheduler.running)
 
-    def stop(self, timeout: float) -> None:  # noqa: ARG002 - it never waits: a run under way sees the event
+    def stop(self, timeout: float) -> None:
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
+        # APScheduler itself waits for ever or not at all; whoever stops will close the store next.
+        if self._running_in != threading.get_ident() and self._at_work.acquire(timeout=timeout):
+            self._at_work.release()
 
     def _fire(self) -> None:
-        if self._seconds_to_wait() <= 0:
-            self._tick()
-        seconds = self._seconds_to_wait() or _RETRY_SECONDS
+        with self._at_work:
+            self._running_in = threading.get_ident()
+            try:
+                if self._stopping.is_set():
+                    return
+                if self._seconds_to_wait() <= 0:
+                    self._tick()
+                seconds = self._seconds_to_wait() or _RETRY_SECONDS
+            finally:
+                self._running_in = None
         # Stopped meanwhile, the job is not there any more, which is just right.
         with contextlib.suppress(LookupError):
             self._job.modify(next_run_time=self._moment(seconds))

@@ -243,6 +243,24 @@ class TestBothBackends:
             assert engine.ran_once.wait(TIMEOUT)
         assert engine.ran[0][0] == "ada"
 
+    def test_stop_waits_for_the_run_under_way(self, backend: Literal["simple", "apscheduler"]) -> None:
+        """When stop has returned, nothing of the scheduler uses the store any more: it may be closed."""
+        store = MemoryStateStore()
+        store.upsert(saved("ada"))
+        begun, returned = threading.Event(), threading.Event()
+        seen_returned: list[bool] = []
+
+        class LongRun(DecayEngine):
+            def run_pages(self, user_id: str, now: datetime | None = None) -> Iterator[list[DecayResult]]:
+                begun.set()
+                seen_returned.append(returned.wait(0.3))
+                return super().run_pages(user_id, now)
+
+        with DecayScheduler(LongRun(store), store, backend=backend):
+            assert begun.wait(TIMEOUT)
+        returned.set()
+        assert seen_returned == [False]
+
     def test_a_scheduler_does_not_keep_the_process_alive(self, backend: str) -> None:
         """A program that starts a scheduler and ends, ends: exit code 0, nothing on standard error."""
         program = (
