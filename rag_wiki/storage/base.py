@@ -23,8 +23,10 @@ from rag_wiki.storage.codec import (
     StoredUser,
     decode_event,
     decode_moment,
+    decode_note,
     decode_record,
     decode_text,
+    dump_json,
     encode_change,
     is_same_record,
     settle,
@@ -53,6 +55,10 @@ if TYPE_CHECKING:
     from rag_wiki.storage.chunk_store import ChunkStore
 
 T = TypeVar("T")
+
+_JOB = "job:"
+_NOTE = "note:"
+"""What the names of jobs and of other notes begin with where they are kept together."""
 
 __all__ = [
     "COUNTING_STATES",
@@ -371,23 +377,42 @@ class StateStore(ABC):
         self._fresh.forget(self._user_key(user_id))
         return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
 
-    # -- jobs ------------------------------------------------------------------------------------
+    # -- jobs and notes, which belong to no user -----------------------------------------------------
 
     def job_time(self, name: str) -> datetime | None:
         """When the named job last began, or `None`."""
-        payload = self._read_job(name)
+        payload = self._read_note(_JOB + name)
         return None if payload is None else decode_moment(payload, f"time of job {name!r}")
 
     def claim_job(self, name: str, now: datetime, interval: timedelta) -> bool:
         """Take the named job's turn: `True` for one caller only, when the last turn is `interval` or more ago."""
         now = as_utc(now)
         while True:
-            last = self._read_job(name)
+            last = self._read_note(_JOB + name)
             # A moment in the future is a clock that was wrong once; it must not hold the job back for years.
             if last is not None and -interval <= now - decode_moment(last, f"time of job {name!r}") < interval:
                 return False
-            if self._swap_job(name, last, now.isoformat()):
+            if self._swap_note(_JOB + name, last, now.isoformat()):
                 return True
+
+    def note(self, name: str) -> str | None:
+        """What is kept under a name for all users (the calibration of an embedding model, say), or `None`."""
+        payload = self._read_note(_NOTE + name)
+        return None if payload is None else decode_note(payload, name)
+
+    def keep_note(self, name: str, text: str) -> str:
+        """Keep a text under a name unless there is one: the first counts for all workers. Returns what is kept."""
+        while True:
+            kept = self.note(name)
+            if kept is not None:
+                return kept
+            if self._swap_note(_NOTE + name, None, dump_json(text)):
+                return text
+
+    def replace_note(self, name: str, text: str) -> None:
+        """Keep a text under a name in place of what is there."""
+        while not self._swap_note(_NOTE + name, self._read_note(_NOTE + name), dump_json(text)):
+            pass
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # Two stores of one user's memory would be two memories: a copy of what holds a store shares it.
@@ -481,9 +506,9 @@ class StateStore(ABC):
         """Remove the user's records, events, texts and counters."""
 
     @abstractmethod
-    def _read_job(self, name: str) -> str | None:
-        """The job's stored moment."""
+    def _read_note(self, name: str) -> str | None:
+        """The text kept under a name that belongs to no user."""
 
     @abstractmethod
-    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
-        """Store `moment` if the stored one still is `expected`; tells whether it did."""
+    def _swap_note(self, name: str, expected: str | None, text: str) -> bool:
+        """Store `text` if the stored one still is `expected` (`None`: there is none); tells whether it did."""

@@ -44,6 +44,7 @@ __all__ = [
     "decode_event",
     "decode_id",
     "decode_moment",
+    "decode_note",
     "decode_record",
     "decode_text",
     "decode_user",
@@ -229,6 +230,11 @@ def _parse(payload: str | bytes, what: str, kind: type[T]) -> T:
 def decode_id(payload: str | bytes) -> str:
     """The id that was stored with `dump_json`."""
     return _parse(payload, "id", str)
+
+
+def decode_note(payload: str, name: str) -> str:
+    """The text of a note that was stored with `dump_json`."""
+    return _parse(payload, f"note {name!r}", str)
 
 
 def decode_moment(payload: str, what: str) -> datetime:

@@ -82,7 +82,7 @@ class MemoryStateStore(StateStore):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._users: dict[str, _User] = {}
-        self._jobs: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
         self._chunks = ChunkStore()
 
     @property
@@ -193,12 +193,12 @@ class MemoryStateStore(StateStore):
             retrieved_texts=sum(map(len, user.texts.values())),
         )
 
-    def _read_job(self, name: str) -> str | None:
-        return self._jobs.get(name)
+    def _read_note(self, name: str) -> str | None:
+        return self._notes.get(name)
 
-    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
+    def _swap_note(self, name: str, expected: str | None, text: str) -> bool:
         with self._lock:
-            if self._jobs.get(name) != expected:
+            if self._notes.get(name) != expected:
                 return False
-            self._jobs[name] = moment
+            self._notes[name] = text
             return True

@@ -16,7 +16,7 @@ key (`rag_wiki:{user}` before each)       value
 `:chunked`                                set: keys of documents with chunks
 ========================================  =======================================================
 
-Two keys belong to no user: `rag_wiki:users` (hash: who ever saved something) and `rag_wiki:jobs`.
+Two keys belong to no user: `rag_wiki:users` (hash: who ever saved something) and `rag_wiki:notes`.
 """
 
 from __future__ import annotations
@@ -518,11 +518,11 @@ class RedisStateStore(StateStore):
                 self._snapshots.drop(user_key)
                 return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
 
-    def _read_job(self, name: str) -> str | None:
-        return _optional_text(_ask(self._client.hget, f"{self._prefix}:jobs", storage_key(name)))
+    def _read_note(self, name: str) -> str | None:
+        return _optional_text(_ask(self._client.hget, f"{self._prefix}:notes", storage_key(name)))
 
-    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
-        return bool(int(_run(self._swap, [f"{self._prefix}:jobs"], [storage_key(name), expected or "", moment])))
+    def _swap_note(self, name: str, expected: str | None, text: str) -> bool:
+        return bool(int(_run(self._swap, [f"{self._prefix}:notes"], [storage_key(name), expected or "", text])))
 
 
 def _stored_copy(copy_id: str, parts: Mapping[str, bytes | None]) -> StoredCopy | CorruptDataError | None:

@@ -51,8 +51,8 @@ from rag_wiki.storage.sql_tables import (
     documents_table,
     events_table,
     hits_table,
-    jobs_table,
     metadata,
+    notes_table,
     schema_table,
     texts_table,
     users_table,
@@ -560,19 +560,19 @@ class SQLStateStore(StateStore):
             gone = [cursor.run(statement, [{"user_key": user_key}]) for statement in _DELETE_ALL]
         return ForgottenUser(documents=gone[0], events=gone[1], retrieved_texts=gone[2])
 
-    def _read_job(self, name: str) -> str | None:
-        query = sa.select(jobs_table.c.moment).where(jobs_table.c.name == storage_key(name))
+    def _read_note(self, name: str) -> str | None:
+        query = sa.select(notes_table.c.text).where(notes_table.c.name == storage_key(name))
         with self._database.reading() as connection:
             return connection.execute(query).scalar()
 
-    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
-        row = {"name": storage_key(name), "moment": moment}
+    def _swap_note(self, name: str, expected: str | None, text: str) -> bool:
+        row = {"name": storage_key(name), "text": text}
         with self._database.writing() as connection:
             if expected is None:
-                statement = self._database.insert(jobs_table).values(row).on_conflict_do_nothing()
+                statement = self._database.insert(notes_table).values(row).on_conflict_do_nothing()
             else:
-                same = sa.and_(jobs_table.c.name == row["name"], jobs_table.c.moment == expected)
-                statement = sa.update(jobs_table).where(same).values(moment=moment)
+                same = sa.and_(notes_table.c.name == row["name"], notes_table.c.text == expected)
+                statement = sa.update(notes_table).where(same).values(text=text)
             # An INSERT's row count is not kept unless one asks for it, and reads as -1 then.
             return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
 

@@ -13,8 +13,8 @@ __all__ = [
     "documents_table",
     "events_table",
     "hits_table",
-    "jobs_table",
     "metadata",
+    "notes_table",
     "schema_table",
     "texts_table",
     "users_table",
@@ -108,9 +108,9 @@ hits_table = sa.Table(
     sa.Column("hit_count", sa.BigInteger, nullable=False),
     sa.Column("last_hit_at", sa.String(40), nullable=False),
 )
-jobs_table = sa.Table(
-    "rag_wiki_jobs",
+notes_table = sa.Table(
+    "rag_wiki_notes",
     metadata,
     key_column("name"),
-    sa.Column("moment", sa.String(40), nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
 )

@@ -140,16 +140,34 @@ class UserPromises:
             assert sum(in_threads(8, partial(_claim, store, now))) == 1
             assert store.job_time("decay") == now
 
-    def test_a_job_is_swapped_only_from_what_was_expected(self, store: StateStore) -> None:
-        """The hook `_swap_job` stores a moment if the stored one is as expected, and tells whether it did."""
+    def test_a_note_is_swapped_only_from_what_was_expected(self, store: StateStore) -> None:
+        """The hook `_swap_note` stores a text if the stored one is as expected, and tells whether it did."""
         first, second, third = (f"2026-03-0{day}T00:00:00+00:00" for day in (1, 2, 3))
-        assert store._swap_job("decay", first, second) is False
-        assert store._read_job("decay") is None
-        assert store._swap_job("decay", None, first) is True
-        assert store._swap_job("decay", None, second) is False
-        assert store._swap_job("decay", first, second) is True
-        assert store._swap_job("decay", first, third) is False
-        assert store._read_job("decay") == second
+        assert store._swap_note("decay", first, second) is False
+        assert store._read_note("decay") is None
+        assert store._swap_note("decay", None, first) is True
+        assert store._swap_note("decay", None, second) is False
+        assert store._swap_note("decay", first, second) is True
+        assert store._swap_note("decay", first, third) is False
+        assert store._read_note("decay") == second
+
+    def test_the_first_note_counts(self, store: StateStore) -> None:
+        """Of texts for one name the first is kept and given to all; only `replace_note` puts another one there."""
+        assert store.note("model") is None
+        assert store.keep_note("model", "first é\0\ud800") == "first é\0\ud800"
+        assert store.keep_note("model", "second") == "first é\0\ud800"
+        store.replace_note("model", "x" * 1_000_000)
+        assert store.note("model") == "x" * 1_000_000
+        assert len(set(in_threads(8, lambda number: store.keep_note("other", str(number))))) == 1
+
+    def test_notes_jobs_and_users_do_not_meet(self, store: StateStore) -> None:
+        """A note and a job of one name are two things; notes outlive the users."""
+        for name in AWKWARD_IDS:
+            store.keep_note(name, f"note {name}")
+            store.claim_job(name, NOON, _DAY)
+        store.forget_user("a")
+        assert [store.note(name) for name in AWKWARD_IDS] == [f"note {name}" for name in AWKWARD_IDS]
+        assert {store.job_time(name) for name in AWKWARD_IDS} == {NOON}
 
     def test_a_turn_comes_when_the_interval_is_over(self, store: StateStore) -> None:
         """A job's next turn is given exactly when its interval has passed, and not a moment before."""

@@ -290,8 +290,8 @@ class _Reusing(MemoryStateStore):
 class _Generous(MemoryStateStore):
     """Gives a job's turn to everybody."""
 
-    def _swap_job(self, name: str, expected: str | None, moment: str) -> bool:
-        super()._swap_job(name, expected, moment)
+    def _swap_note(self, name: str, expected: str | None, text: str) -> bool:
+        super()._swap_note(name, expected, text)
         return True
 
 
@@ -320,7 +320,7 @@ STATE_FAULTS: dict[type[MemoryStateStore], str] = {
     _Forgetful: "test_forgetting_leaves_other_users_alone",
     _Remembering: "test_forgetting_leaves_nothing_of_the_user",
     _Reusing: "test_a_revision_never_comes_back",
-    _Generous: "test_a_job_is_swapped_only_from_what_was_expected",
+    _Generous: "test_a_note_is_swapped_only_from_what_was_expected",
 }
 """A store that breaks a promise, and the test that must notice."""
 

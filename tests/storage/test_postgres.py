@@ -167,11 +167,11 @@ class TestOwnership:
         with SQLStateStore(engine) as store:
             store.upsert(a_record())
         execute(engine, "UPDATE rag_wiki_schema SET version = 99")
-        execute(engine, "DROP TABLE rag_wiki_jobs")
+        execute(engine, "DROP TABLE rag_wiki_notes")
         with SQLStateStore(postgres_url) as store, pytest.raises(SchemaVersionError, match=r"\b99\b.*\b1\b"):
             store.get("alice", "d")
         with engine.connect() as connection:
-            assert "rag_wiki_jobs" not in sa.inspect(connection).get_table_names()
+            assert "rag_wiki_notes" not in sa.inspect(connection).get_table_names()
 
 
 class TestConfiguration:

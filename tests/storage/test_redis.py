@@ -196,7 +196,7 @@ class TestKeys:
                 work(store, user_id, doc_id)
         store.claim_job("decay", NOON, timedelta(days=1))
 
-        of_nobody = {"rag_wiki:users", "rag_wiki:jobs"}
+        of_nobody = {"rag_wiki:users", "rag_wiki:notes"}
         of_users = keys(client) - of_nobody
         tags = {key[: key.index("}") + 1] for key in of_users}
         assert len(tags) == len(users)
@@ -550,7 +550,7 @@ class TestCorruptData:
                 store.history("alice", "d")
             with pytest.raises(CorruptDataError):
                 store.retrieved_texts("alice", "d")
-        client.hset("rag_wiki:jobs", "decay", "yesterday")
+        client.hset("rag_wiki:notes", "job%3Adecay", "yesterday")
         with pytest.raises(CorruptDataError, match="decay"):
             store.job_time("decay")
         client.hset("rag_wiki:users", "alice", "torn")

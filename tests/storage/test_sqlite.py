@@ -231,7 +231,7 @@ class _NewerDatabase(SQLiteDatabase):
     schema_version = 3
     migrations = {  # noqa: RUF012 - a ClassVar in the base class
         1: execute("UPDATE rag_wiki_documents SET payload = replace(payload, 'A Title', 'A TITLE')"),
-        2: execute("DELETE FROM rag_wiki_jobs"),
+        2: execute("DELETE FROM rag_wiki_notes"),
     }
 
 
@@ -280,7 +280,7 @@ class TestSchemaVersions:
                 assert newer.get("alice", "d") == a_record(fetch_count=3, doc_title="A TITLE")
                 assert newer.job_time("decay") is None
                 assert newer.claim_job("decay", NOON, timedelta(days=1)) is True
-                query(path, "DELETE FROM rag_wiki_jobs")
+                query(path, "DELETE FROM rag_wiki_notes")
         assert query(path, "SELECT version FROM rag_wiki_schema") == [(3,)]
 
         with SQLiteStateStore(url) as older, pytest.raises(SchemaVersionError):
@@ -314,7 +314,7 @@ class TestSchemaVersions:
         """A database that lacks a table gets it, and keeps the others as they are."""
         store.upsert(a_record())
         store.close()
-        query(path, "DROP TABLE rag_wiki_jobs")
+        query(path, "DROP TABLE rag_wiki_notes")
         assert store.claim_job("decay", NOON, timedelta(days=1)) is True
         assert store.get("alice", "d") == a_record()
 
@@ -400,7 +400,7 @@ class TestCorruptData:
                 store.history("alice", "d")
             with pytest.raises(CorruptDataError):
                 store.retrieved_texts("alice", "d")
-        query(path, "UPDATE rag_wiki_jobs SET moment = 'yesterday'")
+        query(path, "UPDATE rag_wiki_notes SET text = 'yesterday'")
         with pytest.raises(CorruptDataError, match="decay"):
             store.job_time("decay")
         with pytest.raises(CorruptDataError, match="decay"):
