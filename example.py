@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
@@ -41,7 +41,7 @@ class Model(NamedTuple):
     """An embedding model, and the cosine from which its vectors say "this answers the question"."""
 
     embeddings: Embeddings
-    threshold: float
+    threshold: float | Literal["auto"]
     name: str
 
 
@@ -97,7 +97,7 @@ def choose_model() -> Model:
         local = LocalEmbeddings()
     except MissingExtraError:
         return Model(WordHashEmbeddings(), 0.25, "word hashes (they match words, not meaning)")
-    return Model(local, 0.86, local.model)
+    return Model(local, "auto", local.model)
 
 
 def choose_store(folder: Path) -> tuple[Callable[[], StateStore], bool]:

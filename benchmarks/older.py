@@ -88,11 +88,13 @@ class Answer:
         return samples or self.failed or Failed("no answer")
 
 
-def ask(environment: Environment | Failed, task: Mapping[str, Any], limit: float, folder: Path) -> Answer:
-    """Let an older release do a task, for `limit` seconds at most."""
+def ask(
+    environment: Environment | Failed, task: Mapping[str, Any], limit: float, folder: Path, worker: Path = WORKER
+) -> Answer:
+    """Let an older release do a task, for `limit` seconds at most, by a worker that prints lines of JSON."""
     if isinstance(environment, Failed):
         return Answer([], environment)
-    command = [str(environment.python), str(WORKER), json.dumps({**task, "seconds": limit})]
+    command = [str(environment.python), str(worker), json.dumps({**task, "seconds": limit})]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=clean_env()
     )

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.report import facts_line, number
 from benchmarks.results import Failed, Figure, Outcome, Results, Row
 
-_COLOURS = {"floor": "#9aa0a6", "ours": "#1a7f5a"}
-_OLDER_COLOURS = ("#d9863d", "#b5442e", "#7a4a9c")
+COLOURS = {"floor": "#9aa0a6", "ours": "#1a7f5a"}
+OLDER_COLOURS = ("#d9863d", "#b5442e", "#7a4a9c")
 _BAR_STORES = ("memory", "memory+disk", "sqlite+disk", "redis")
 
 
@@ -27,10 +27,11 @@ def draw_all(results: Results, versions: Sequence[str], folder: Path) -> list[Pa
         "query_by_size.png": _query_by_size,
         "decay_rate.png": _decay_rate,
     }
-    return [path for name, draw in pictures.items() if (path := _save(draw(results, versions), folder / name, results))]
+    return [path for name, draw in pictures.items() if (path := save(draw(results, versions), folder / name, results))]
 
 
-def _save(figure: Any, path: Path, results: Results) -> Path | None:
+def save(figure: Any, path: Path, results: Results) -> Path | None:
+    """Write a picture with the facts of the run at its foot; nothing where there is no figure."""
     if figure is None:
         return None
     import matplotlib.pyplot as plt
@@ -44,11 +45,11 @@ def _save(figure: Any, path: Path, results: Results) -> Path | None:
 
 
 def _colours(versions: Sequence[str]) -> dict[str, str]:
-    return {**dict(zip(versions, _OLDER_COLOURS, strict=False)), **_COLOURS}
+    return {**dict(zip(versions, OLDER_COLOURS, strict=False)), **COLOURS}
 
 
 def _outcome(row: Row, series: str) -> Outcome | None:
-    return {"floor": row.floor, "ours": row.ours}.get(series) if series in _COLOURS else row.older.get(series)
+    return {"floor": row.floor, "ours": row.ours}.get(series) if series in COLOURS else row.older.get(series)
 
 
 def _name(series: str) -> str:

@@ -5,67 +5,22 @@ Pure: documents and findings in, documents and drafts of provenance out.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from numbers import Integral
-from pathlib import PurePath, PurePosixPath
-from typing import Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 from langchain_core.documents import Document
 
-from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.lifecycle.query import FetchedDocument, QueryFindings
-from rag_wiki.search.index import DocumentHits, IndexedDocument
-from rag_wiki.storage.codec import plain
-from rag_wiki.storage.records import DocumentState, RetrievedText, UserDocRecord
+from rag_wiki.pieces import CachedDocument, GlobalDocument, copy_metadata, label
+from rag_wiki.ranking import Ranked, first_of, in_focus, in_turn
+from rag_wiki.search.calibration import Focus
+from rag_wiki.search.index import IndexedDocument
+from rag_wiki.storage.records import DocumentState, UserDocRecord
 from rag_wiki.transparency.provenance import SourceEntry, WithheldCopy
 
-__all__ = [
-    "Answer",
-    "CachedDocument",
-    "CopyFindings",
-    "CopyVerdict",
-    "GlobalDocument",
-    "compose",
-    "describe_sources",
-    "identify",
-    "read_global",
-]
-
-
-_ATOMS = (str, int, float, bool, type(None))
-_BEYOND_ANY_ID = 10**100
-"""Python refuses to write out numbers of some thousand digits."""
-
-
-class GlobalDocument(NamedTuple):
-    """A piece that the wrapped retriever returned, and the source document that it belongs to."""
-
-    document: Document
-    doc_id: str | None
-    """`None` when nothing identifies it."""
-    doc_title: str = ""
-    doc_path: str = ""
-    chunk_index: int | None = None
-    digest: str = ""
-
-    @property
-    def length(self) -> int:
-        """Its characters."""
-        return len(self.document.page_content)
-
-    @property
-    def retrieved_text(self) -> RetrievedText:
-        """The piece as it is kept for saving."""
-        metadata = plain(self.document.metadata)
-        return RetrievedText(self.doc_id or "", self.digest, self.document.page_content, self.chunk_index, metadata)
+__all__ = ["Answer", "CopyFindings", "CopyVerdict", "compose", "describe_sources", "unavailable_copy"]
 
 
 @dataclass(frozen=True)
@@ -78,29 +33,6 @@ class CopyVerdict:
     """What was seen that the copy does not have; `None` when nothing."""
     is_new: bool = False
     """A piece that an incomplete copy does not have: served beside it."""
-
-
-class CachedDocument(NamedTuple):
-    """A saved document that may answer, with the text to answer with."""
-
-    found: DocumentHits
-    text: str
-    full_document: bool = False
-
-    @property
-    def record(self) -> UserDocRecord:
-        """Its record, as the index has it."""
-        return self.found.document.record
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """The numbers of the chunks used, in document order."""
-        return tuple(hit.chunk_index for hit in _in_document_order(self.found))
-
-    @property
-    def scores(self) -> tuple[float, ...]:
-        """Their cosines, in the same order."""
-        return tuple(hit.score for hit in _in_document_order(self.found))
 
 
 @dataclass
@@ -130,69 +62,8 @@ class Answer:
     """What the wrapped retriever found."""
     findings: QueryFindings
     withheld: tuple[WithheldCopy, ...] = ()
-
-
-def identify(document: Document, document_id: str | Callable[[Document], str | None] | None) -> str | None:
-    """The id of the source document, or `None` when nothing identifies it."""
-    if callable(document_id):
-        try:
-            return _as_id(document_id(document))
-        except LookupError:
-            # The usual function looks into the metadata; a document without the key has no id.
-            return None
-    return _first_id(document.metadata, ("doc_id", "source", "doc_path") if document_id is None else (document_id,))
-
-
-def _first_id(metadata: Mapping[str, Any], keys: Sequence[str]) -> str | None:
-    for key in keys:
-        found = _as_id(metadata.get(key))
-        if found is not None:
-            return found
-    return None
-
-
-def _as_id(value: object) -> str | None:
-    """An id of a kind that identifies: text, a whole number, a UUID, a path. `nan`, say, would be everybody's."""
-    text = ""
-    if type(value) is str:
-        text = value
-    elif isinstance(value, (str, UUID, PurePath)):
-        text = str(value)
-    elif isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
-        number = int(value)
-        text = str(number) if abs(number) < _BEYOND_ANY_ID else ""
-    return text if text.strip() else None
-
-
-def _label(metadata: Mapping[str, Any], *keys: str) -> str:
-    """The first of these values that can name something, as text; other types name nothing."""
-    return _first_id(metadata, keys) or ""
-
-
-def read_global(document: Document, config: RagWikiRetrieverConfig) -> GlobalDocument:
-    """A copy of a document that the wrapped retriever returned, with the missing metadata filled in.
-
-    A document that nothing identifies is copied as it is.
-    """
-    doc_id = identify(document, config.document_id)
-    metadata = _copied(document.metadata)
-    if doc_id is None:
-        return GlobalDocument(document.model_copy(update={"metadata": metadata}), None)
-    path = _label(metadata, "doc_path", "source", "file_path")
-    title = _label(metadata, "doc_title", "title") or PurePosixPath(path or doc_id).name or doc_id
-    for key, value in (("doc_id", doc_id), ("doc_title", title), ("doc_path", path)):
-        if metadata.get(key) is None:
-            metadata[key] = value
-    metadata["from_cache"] = False
-    index = metadata.get("chunk_index")
-    return GlobalDocument(
-        document=document.model_copy(update={"metadata": metadata}),
-        doc_id=doc_id,
-        doc_title=title,
-        doc_path=path,
-        chunk_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
-        digest=hashlib.sha256(document.page_content.encode("utf-8", "surrogatepass")).hexdigest()[:16],
-    )
+    left_out: int = 0
+    """Documents and pieces that were too far from the best one."""
 
 
 def compose(
@@ -202,8 +73,12 @@ def compose(
     *,
     only_found: bool,
     k: int | None,
+    query: str = "",
+    focus: Focus | None = None,
 ) -> Answer:
-    """Put the answer together: pinned documents, then cached and global ones in turn, `k` at most.
+    """Put the answer together, `k` documents at most: pinned ones, then cached and global ones in turn.
+
+    With a focus: cached and global ones in one ranking, and only what is close to the best.
 
     Args:
         found: What the wrapped retriever returned; `None` when it was not asked.
@@ -212,6 +87,8 @@ def compose(
         only_found: Serve only copies of documents that the wrapped retriever found: the call told it something
             (a filter, say) that a copy can't obey.
         k: Documents at most; `None` for all.
+        query: What was asked; a focus ranks by its words too.
+        focus: How close to the best; `None` to serve all.
     """
     pieces = found or ()
     found_ids = {item.doc_id for item in pieces if item.doc_id is not None}
@@ -226,11 +103,13 @@ def compose(
         for item in copies.cached
         if item.record.doc_id not in stale and (not only_found or item.record.doc_id in found_ids)
     }
-    chosen = _in_turn(serving, pieces, verdicts)[:k]
+    beside = _beside(serving, pieces, verdicts)
+    ranked = in_turn(serving.values(), beside) if focus is None else in_focus(query, serving.values(), beside, focus)
+    chosen = first_of(ranked, k)
     findings = QueryFindings(
-        fetched=_fetched(pieces, (copies.unavailable.keys() | stale.keys()) & found_ids),
+        fetched=_fetched(_seen(pieces, beside, ranked), (copies.unavailable.keys() | stale.keys()) & found_ids),
         answered={
-            item.record.doc_id: (item.record.copy_id or "", item.chunks)
+            item.record.doc_id: (item.record.copy_id or "", item.hit_chunks)
             for item in chosen
             if isinstance(item, CachedDocument) and item.found.above_threshold
         },
@@ -245,24 +124,29 @@ def compose(
         found_ids=found_ids,
         findings=findings,
         withheld=tuple(withheld.values()),
+        left_out=len(serving) + len(beside) - len(ranked),
     )
 
 
-def _in_turn(
+def _beside(
     serving: Mapping[str, CachedDocument],
     pieces: Sequence[GlobalDocument],
     verdicts: Mapping[tuple[str, str], CopyVerdict],
-) -> list[CachedDocument | GlobalDocument]:
-    """Pinned documents, then the other copies and the pieces beside them in turn, each in its own order."""
-    pinned = [item for item in serving.values() if item.record.pinned]
-    claimed = [item for item in serving.values() if not item.record.pinned]
-    beside = [
+) -> list[GlobalDocument]:
+    """The pieces that no copy stands for."""
+    return [
         item
         for item in pieces
         if item.doc_id not in serving or verdicts.get((item.doc_id or "", item.digest), CopyVerdict()).is_new
     ]
-    turns = (item for pair in zip_longest(claimed, beside) for item in pair if item is not None)
-    return [*pinned, *turns]
+
+
+def _seen(
+    pieces: Sequence[GlobalDocument], beside: Sequence[GlobalDocument], ranked: Sequence[Ranked]
+) -> list[GlobalDocument]:
+    """The pieces without those that were not close enough: nobody was shown them, so they are not fetched."""
+    left_out = {id(item) for item in beside} - {id(item) for item in ranked}
+    return [item for item in pieces if id(item) not in left_out]
 
 
 def _withheld(
@@ -281,21 +165,6 @@ def _withheld(
     return withheld
 
 
-def _copied(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that shares nothing that can be copied; a value that can't (a handle, a lock) stays the caller's."""
-    copied = dict(metadata)
-    for name, value in metadata.items():
-        if type(value) not in _ATOMS:
-            # What deepcopy raises is up to the value's class.
-            with contextlib.suppress(Exception):
-                copied[name] = copy.deepcopy(value)
-    return copied
-
-
-def _in_document_order(found: DocumentHits) -> list[Any]:
-    return sorted(found.hits, key=lambda hit: hit.position)
-
-
 def _fetched(found: Sequence[GlobalDocument], in_place: set[str]) -> dict[str, FetchedDocument]:
     pieces: dict[str, list[GlobalDocument]] = {}
     for item in found:
@@ -310,7 +179,7 @@ def _fetched(found: Sequence[GlobalDocument], in_place: set[str]) -> dict[str, F
 def _as_document(item: CachedDocument) -> Document:
     record, copied = item.record, item.found.document.copy
     metadata = {
-        **(_copied(copied.metadata) if copied is not None else {}),
+        **(copy_metadata(copied.metadata) if copied is not None else {}),
         "doc_id": record.doc_id,
         "doc_title": record.doc_title,
         "doc_path": record.doc_path,
@@ -379,9 +248,8 @@ def _global_source(pieces: Sequence[GlobalDocument], stale: set[str], after: Use
     first, metadata = pieces[0], pieces[0].document.metadata
     numbers = {piece.chunk_index for piece in pieces}
     total = metadata.get("total_chunks")
-    given = [piece.document.metadata["score"] for piece in pieces if "score" in piece.document.metadata]
-    scores = map(_score, given)
-    title = first.doc_title or _label(metadata, "doc_title", "title")
+    scores = map(_score_of, pieces)
+    title = first.doc_title or label(metadata, "doc_title", "title")
     return SourceEntry(
         doc_id=first.doc_id,
         doc_title=title,
@@ -390,15 +258,16 @@ def _global_source(pieces: Sequence[GlobalDocument], stale: set[str], after: Use
         fetch_count=0 if after is None else after.fetch_count,
         chunks_used=() if None in numbers else tuple(sorted(number for number in numbers if number is not None)),
         total_chunks=total if isinstance(total, int) and not isinstance(total, bool) else None,
-        section_heading=_label(metadata, "section", "section_heading") or None,
+        section_heading=label(metadata, "section", "section_heading") or None,
         scores=tuple(score for score in scores if score is not None),
         stale=first.doc_id in stale,
         passages=len(pieces),
     )
 
 
-def _score(value: object) -> float | None:
-    """A score that the wrapped retriever gave, where it is a number that can be one."""
+def _score_of(piece: GlobalDocument) -> float | None:
+    """Its cosine; else the score that the wrapped retriever gave, where it is a number that can be one."""
+    value = piece.document.metadata.get("score") if piece.score is None else piece.score
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         return None
     try:

@@ -61,7 +61,8 @@ class DecayConfig:
     w_chunk_hit: float = 0.15
     """Weight of the fraction of its chunks that ever answered."""
     max_cache_miss_streak: int = 10
-    """Semantic searches in a row without a hit that demote a document at once."""
+    """Semantic searches in a row without a hit, for each saved document of the user, that demote one at once: of six
+    saved documents, say, each has sixty searches to be hit once."""
     decay_lambda: float = 0.05
     """Decay per day; 0.05 halves recency in about 14 days."""
     freq_cap: int = 20
@@ -107,10 +108,27 @@ class RagWikiRetrieverConfig:
     """Fetches after which saving a document is suggested."""
     reset_threshold: int = 3
     """Queries in a row without a document after which its count starts again at zero."""
-    similarity_threshold: float = 0.75
-    """Cosine from which a saved chunk answers; equal counts. Cosine, not distance: 1 is the same direction."""
+    similarity_threshold: float | Literal["auto"] = 0.75
+    """Cosine from which a saved chunk answers; equal counts. Cosine, not distance: 1 is the same direction.
+    `"auto"` measures, once for each embedding model, what its cosines mean, and follows from `false_hit_rate`."""
+    false_hit_rate: float = 0.01
+    """For `"auto"`: the share of questions that nothing saved has to do with and that a saved copy may answer."""
     local_top_k: int = 3
-    """Chunks that one saved document contributes at most."""
+    """Chunks that one saved document contributes at most; where `context` is `"focused"`, its margin decides, and this
+    many may be looked at if it is more than eight."""
+    expand_neighbours: int = 0
+    """Chunks before and after each one that answers that come along, joined without repeating what they share."""
+    context: Literal["all", "focused"] = "all"
+    """What is served: all that was found, saved and global pieces in turn; or one ranking of both by cosine, of which
+    only what lies close to the best piece is served."""
+    focus_prior: float = 0.35
+    """For `"focused"`: what a saved document is raised by, as a share of the gap between unrelated and matching
+    texts."""
+    focus_words: float = 1.0
+    """For `"focused"`: what a text is raised by that holds all of the query's words, as a share of that gap; words that
+    few of the texts hold count most. 0 ranks by cosine alone."""
+    focus_margin: float = 0.65
+    """For `"focused"`: how far below the best piece another one may lie, as a share of that gap."""
     wiki_save_dir: str | Path | None = None
     """Folder for saved chunks and readable copies of saved documents; `None` keeps chunks beside the state."""
     no_resiluggest_days: int = _DEFAULT_NO_RESUGGEST_DAYS
@@ -139,24 +157,33 @@ class RagWikiRetrieverConfig:
     embedding_batch_size: int = 64
     """Texts that are embedded in one call when a document is saved."""
     index_max_bytes: int = 256 * 1024 * 1024
-    """Bytes of vectors that this process keeps in memory, over all users; the least recently used user goes first."""
+    """Bytes of indexes that this process keeps in memory, over all users; the least recently used user goes first."""
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
         for name in ("fetch_threshold", "reset_threshold", "local_top_k", "chunk_size", "embedding_batch_size"):
             _whole(owner, name, getattr(self, name), 1)
-        for name in ("no_resiluggest_days", "chunk_overlap", "index_max_bytes"):
+        for name in ("no_resiluggest_days", "chunk_overlap", "index_max_bytes", "expand_neighbours"):
             _whole(owner, name, getattr(self, name), 0)
-        _number(owner, "similarity_threshold", self.similarity_threshold, -1, 1)
+        if self.similarity_threshold != "auto":
+            if isinstance(self.similarity_threshold, str):
+                msg = f"{owner}.similarity_threshold must be a number or 'auto', got {self.similarity_threshold!r}"
+                raise ConfigurationError(msg)
+            _number(owner, "similarity_threshold", self.similarity_threshold, -1, 1)
+        # A rate of zero would ask for what no threshold can promise.
+        _number(owner, "false_hit_rate", self.false_hit_rate, 1e-6, 0.5)
+        for name in ("focus_prior", "focus_words", "focus_margin"):
+            _number(owner, name, getattr(self, name), 0)
         if self.chunk_overlap >= self.chunk_size:
             msg = (
                 f"{owner}.chunk_overlap must be smaller than chunk_size, "
                 f"got {self.chunk_overlap!r} and {self.chunk_size!r}"
             )
             raise ConfigurationError(msg)
-        if self.global_search not in ("always", "on_miss"):
-            msg = f"{owner}.global_search must be 'always' or 'on_miss', got {self.global_search!r}"
-            raise ConfigurationError(msg)
+        for name, choices in (("global_search", ("always", "on_miss")), ("context", ("all", "focused"))):
+            if getattr(self, name) not in choices:
+                msg = f"{owner}.{name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}"
+                raise ConfigurationError(msg)
         self._check_types(owner)
         if self.no_resiluggest_days != _DEFAULT_NO_RESUGGEST_DAYS:
             warnings.warn(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
@@ -24,13 +24,10 @@ from langchain_core.runnables import RunnableConfig
 
 from rag_wiki.answer import (
     Answer,
-    CachedDocument,
     CopyFindings,
     CopyVerdict,
-    GlobalDocument,
     compose,
     describe_sources,
-    read_global,
     unavailable_copy,
 )
 from rag_wiki.clock import Clock
@@ -38,15 +35,28 @@ from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import ConfigurationError, CorruptDataError, EmbeddingUnavailableError
 from rag_wiki.lifecycle.fetch_counter import SuggestionEvent
 from rag_wiki.lifecycle.query import QueryOutcome, QueryRules, account_for_query
+from rag_wiki.pieces import CachedDocument, GlobalDocument, read_global
+from rag_wiki.relevance import Relevance
 from rag_wiki.saving import SaveOrder, Saver
-from rag_wiki.search.embedding import FoundEmbeddings, check_query_vector, find_embeddings, fingerprint
-from rag_wiki.search.index import ChunkHit, DocumentHits, IndexedDocument, UserIndex, shared_cache
+from rag_wiki.search.calibration import Calibration, Focus, ModelScores
+from rag_wiki.search.embedding import FoundEmbeddings, QueryVector, check_query_vector, find_embeddings, fingerprint
+from rag_wiki.search.index import (
+    ChunkHit,
+    DocumentHits,
+    IndexedDocument,
+    UserIndex,
+    shared_cache,
+    with_neighbours,
+)
 from rag_wiki.steps import Convoy, Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import QueryStart, UserChange, UserDocRecord, UserView
 from rag_wiki.together import Together
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
+
+if TYPE_CHECKING:
+    from rag_wiki.by_vector import Asked, ByVectorRetriever
 
 __all__ = ["AccessCheck", "CacheFindings", "Call", "Recall", "SuggestionCallback", "embed_query"]
 
@@ -88,6 +98,14 @@ class Call:
     timings: dict[str, float] = field(default_factory=dict)
     provenance: ProvenanceBlock | None = None
     """Filled in when the call is done."""
+    vector: QueryVector | None = None
+    """The query's, once it was embedded."""
+    failure: Exception | None = None
+    """Why it could not be embedded."""
+    by_vector: ByVectorRetriever | None = None
+    """The wrapped retriever, where it can be asked by vector."""
+    asked: Asked | None = None
+    """What it was asked by vector, and the scores that it gave."""
 
     def timed(self, stage: str) -> _Stage:
         """Note how long a stage takes, in milliseconds."""
@@ -117,6 +135,8 @@ class CacheFindings(CopyFindings):
     """`None` when the state store did not answer."""
     index: UserIndex | None = None
     mode: str = "none"
+    threshold: float | None = None
+    """The cosine from which a chunk was a hit; `None` when none was compared."""
     degraded: list[str] = field(default_factory=list)
 
     @property
@@ -190,6 +210,7 @@ class Recall:
         self._global_retriever = global_retriever
         self._on_suggestion = on_suggestion
         self._access_check = access_check
+        self.relevance = Relevance(store, self.cache, config, global_retriever)
         # Searching beside the wrapped retriever costs two switches of threads, some 0.1 ms: more than there is to
         # gain beside one that always answers (out of memory, say) in no time.
         self.global_pace = Pace(quick_ms=0.5)
@@ -272,26 +293,66 @@ class Recall:
     def _begin_all(self, user_id: Hashable, items: Sequence[None]) -> list[QueryStart]:
         return [self._begin(str(user_id))] * len(items)
 
+    def prepare(self, call: Call) -> Procedure[None]:
+        """Embed the query at once where the wrapped retriever can be asked by its vector."""
+        model = self.embeddings.model
+        # What a call tells the wrapped retriever (a filter, say) is for that one's own method.
+        call.by_vector = None if call.arguments else self.relevance.by_vector(model)
+        if call.by_vector is not None and model is not None:
+            try:
+                vector = yield from self._embed(call, model)
+            except Exception as error:  # the search in the saved copies will say so
+                call.failure = error
+                return
+            if vector.unit.any():
+                call.asked = call.by_vector.asked(vector)
+
+    def _embed(self, call: Call, model: Embeddings) -> Procedure[QueryVector]:
+        """The query's vector; embedded once."""
+        if call.failure is not None:
+            raise call.failure
+        if call.vector is None:
+            with call.timed("embed"):
+                if call.together is None:
+                    call.vector = check_query_vector((yield embed_query(model, call.query)))
+                else:
+                    call.vector = yield call.together.embed(model, call.query)
+        return call.vector
+
+    def _scores(self, call: Call, degraded: list[str]) -> Procedure[ModelScores | None]:
+        """What is known of the model; `None` where nobody needs it, or it can't be had."""
+        model = self.embeddings.model
+        if model is None or not self.relevance.needs_scores:
+            return None
+        name = self.model_name(model)
+        known = self.relevance.known(name)
+        if known is None:
+            try:
+                with call.timed("calibrate"):
+                    known = yield blocking(self.relevance.scores, model, name)
+            except Exception as error:  # somebody else's model may raise anything
+                self._degrade(degraded, "the embedding model could not be calibrated", error)
+        return known
+
     def _search_index(self, call: Call, found: CacheFindings, start: QueryStart) -> Procedure[None]:
         model = self.embeddings.model
-        vector = None
+        name = vector = scores = None
         if model is not None:
             try:
-                with call.timed("embed"):
-                    if call.together is None:
-                        vector = check_query_vector((yield embed_query(model, call.query)))
-                    else:
-                        vector = yield call.together.embed(model, call.query)
+                vector = (yield from self._embed(call, model)).unit
             except Exception as error:  # somebody else's model may raise anything
                 self._degrade(found.degraded, "the query could not be embedded, saved copies were not searched", error)
                 return
-        name = None if model is None else self.model_name(model)
+            name = self.model_name(model)
+            scores = yield from self._scores(call, found.degraded)
         with call.timed("search"):
             at_hand = None if vector is None else self.cache.peek(call.user_id, start.revision, name, vector.shape[0])
+            if at_hand is not None and scores is not None and not at_hand.knows_unrelated(scores):
+                at_hand = None
             if at_hand is not None and call.together is not None:
-                yield call.together.compare(at_hand, self.config.similarity_threshold, self.config.local_top_k)
+                yield call.together.compare(at_hand, self.relevance.limits(at_hand, scores))
             waits = at_hand is None or (call.together is None and at_hand.nbytes > _SOON_BYTES)
-            hits = yield blocking(self._match, call, found, start, name, vector, waits=waits)
+            hits = yield blocking(self._match, call, found, start, name, vector, scores, waits=waits)
         allowed = yield from self._check_access(call, found, hits)
         with call.timed("read"):
             waits = any(self._must_read(call, hit.document.record) for hit in allowed)
@@ -302,7 +363,13 @@ class Recall:
         return record.always_full_doc or not self.cache.has_texts(call.user_id, *_copy_of(record))
 
     def _match(
-        self, call: Call, found: CacheFindings, start: QueryStart, name: str | None, vector: Any
+        self,
+        call: Call,
+        found: CacheFindings,
+        start: QueryStart,
+        name: str | None,
+        vector: Any,
+        scores: ModelScores | None,
     ) -> list[DocumentHits]:
         width = 0 if vector is None else vector.shape[0]
         index = self.cache.get(self.store, self.chunks, call.user_id, start.revision, name, width)
@@ -312,18 +379,19 @@ class Recall:
         self._tell_problems(call, found, name)
         if vector is None:
             found.mode = "keyword"
-            hits = _keyword_hits(index, call.query, self.config.local_top_k)
+            hits = _keyword_hits(index, call.query, self.config)
         elif not vector.any():
             # A query without a direction: nothing was compared, so nothing missed.
             hits = index.pinned()
         else:
             found.mode = "semantic" if index.size else "none"
             found.searched = index.searched_ids if index.size else None
-            threshold, top_k = self.config.similarity_threshold, self.config.local_top_k
+            limits = self.relevance.limits(index, scores)
+            found.threshold = limits.threshold if index.size else None
             if call.together is None:
-                hits = index.search(vector, threshold, top_k)
+                hits = index.search(vector, limits)
             else:
-                hits = call.together.search(index, call.query, threshold, top_k)
+                hits = call.together.search(index, call.query, limits)
         # A copy that matched and is withheld has not missed.
         found.matched = frozenset(hit.document.record.doc_id for hit in hits if hit.above_threshold)
         return [hit for hit in hits if hit.document.record.doc_id not in found.unavailable]
@@ -373,6 +441,7 @@ class Recall:
         if not hits:
             return []
         cached = []
+        seamless = self.config.expand_neighbours > 0 or self.config.context == "focused"
         full = {hit.document.record.doc_id: self._full_text(call, hit.document.record) for hit in hits}
         wanted = [_copy_of(hit.document.record) for hit in hits if full[hit.document.record.doc_id] is None]
         texts = self.cache.texts(self.chunks, call.user_id, wanted)
@@ -380,15 +449,14 @@ class Recall:
             doc_id = hit.document.record.doc_id
             whole, parts = full[doc_id], texts.get(doc_id)
             if whole is not None:
-                cached.append(CachedDocument(hit, whole, full_document=True))
+                cached.append(CachedDocument(hit, (whole,), full_document=True))
             elif parts is None:
                 found.withhold(hit.document, "copy lost")
             elif isinstance(parts, CorruptDataError):
                 logger.warning("the saved copy of document %r of user %r is unreadable", doc_id, call.user_id)
                 found.withhold(hit.document, "copy unreadable")
             else:
-                positions = sorted(item.position for item in hit.hits)
-                cached.append(CachedDocument(hit, "\n\n".join([parts[position] for position in positions])))
+                cached.append(CachedDocument(hit, parts, seamless=seamless, reach=self.config.expand_neighbours))
         return cached
 
     def _full_text(self, call: Call, record: UserDocRecord) -> str | None:
@@ -405,12 +473,23 @@ class Recall:
 
         `documents` are the wrapped retriever's; `None` when it was not asked.
         """
-        found = None if documents is None else [read_global(document, self.config) for document in documents]
+        focus, cosines = yield from self._focus(call, cache, documents)
+        found = None
+        if documents is not None:
+            found = [read_global(item, self.config, score) for item, score in zip(documents, cosines, strict=True)]
         if any(item.doc_id is None for item in found or ()):
             self._warn_once("no id", _NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
         with call.timed("apply"):
             verdicts = yield from self._judge_copies(call, found or (), cache)
-            answer = compose(found, cache, verdicts, only_found=bool(call.arguments), k=call.k)
+            answer = compose(
+                found,
+                cache,
+                verdicts,
+                only_found=bool(call.arguments),
+                k=call.k,
+                query=call.query,
+                focus=focus,
+            )
             outcome: QueryOutcome = yield self._apply_step(call, answer, cache)
         if outcome.suggestions and self.embeddings.model is None:
             self._warn_once(
@@ -418,6 +497,7 @@ class Recall:
                 "saving was suggested, and %s: pass embedding_model to RagWikiRetriever, or saving will fail",
                 self.embeddings.reason,
             )
+        self._watch_threshold(answer, cache)
         yield from self._announce(call, outcome, cache)
         call.timings["total"] = (time.perf_counter() - start) * 1000
         self.call_pace.note(call.timings["total"])
@@ -426,7 +506,8 @@ class Recall:
             suggestions=tuple(outcome.suggestions),
             user_id=call.user_id,
             mode=cache.mode,
-            threshold=self.config.similarity_threshold if cache.mode == "semantic" else None,
+            threshold=cache.threshold if cache.mode == "semantic" else None,
+            left_out=answer.left_out,
             withheld=answer.withheld,
             let_go=tuple(
                 WithheldCopy(doc_id, outcome.records[doc_id].doc_title, _LET_GO) for doc_id, _ in outcome.dropped
@@ -435,6 +516,79 @@ class Recall:
             timings=dict(call.timings),
         )
         return answer.documents, provenance
+
+    def _focus(
+        self, call: Call, cache: CacheFindings, documents: Sequence[Document] | None
+    ) -> Procedure[tuple[Focus | None, Sequence[float | None]]]:
+        """How close to the best an answer keeps, and the cosine of each of the wrapped retriever's documents."""
+        focus, cosines = None, None
+        if self.config.context == "focused" and cache.mode != "keyword":
+            scores = yield from self._scores(call, cache.degraded)
+            focus = None if scores is None else self.relevance.focus(scores)
+            if scores is not None and focus is None:
+                self._warn_once(
+                    f"not telling: {scores.model}",
+                    "the embedding model %s scores unrelated texts (%.2f) about as high as matching ones (%.2f): "
+                    "context='focused' leaves nothing out",
+                    scores.model,
+                    scores.unrelated.mean,
+                    scores.matching.mean,
+                )
+        if focus is not None and call.by_vector is not None and call.asked is not None and documents:
+            twin = call.by_vector
+            try:
+                cosines = yield blocking(twin.cosines, call.asked, documents, waits=not twin.knows_scores)
+            except Exception as error:  # somebody else's model may raise anything
+                self._degrade(cache.degraded, "it could not be found out what the store's scores are", error)
+        return focus, cosines if cosines is not None else [None] * len(documents or ())
+
+    def _watch_threshold(self, answer: Answer, cache: CacheFindings) -> None:
+        """Say once that a threshold means nothing with the model in use."""
+        if cache.threshold is None or not cache.searched or self.config.similarity_threshold == "auto":
+            return
+        had_chance = not cache.searched.isdisjoint(answer.found_ids)
+        problem = self.relevance.watch.note(len(cache.searched), len(cache.matched), had_chance=had_chance)
+        if problem is not None:
+            self._warn_threshold(problem)
+
+    def _warn_threshold(self, problem: str) -> None:
+        model = self.embeddings.model
+        self._warn_once(
+            "threshold",
+            "similarity_threshold=%s says nothing with the embedding model %s: %s. similarity_threshold='auto' "
+            "finds one that does",
+            self.config.similarity_threshold,
+            None if model is None else self.model_name(model),
+            problem,
+        )
+
+    def calibrate(self, user_id: str | None, model: Embeddings, *, anew: bool) -> Calibration:
+        """What the model's cosines mean for a user's saved chunks; measured once for each model, or anew."""
+        scores = self.relevance.scores(model, self.model_name(model), anew=anew)
+        index = None
+        if user_id is not None:
+            start = self._begin(user_id)
+            width = scores.questions.shape[1]
+            if start.saved:
+                index = self.cache.get(self.store, self.chunks, user_id, start.revision, scores.model, width)
+        calibration = self.relevance.calibrate(scores, index)
+        threshold = self.config.similarity_threshold
+        problem = None if threshold == "auto" else calibration.problem_with(threshold)
+        if problem is not None:
+            self._warn_threshold(problem)
+        return calibration
+
+    def threshold_in_use(self, user_id: str) -> float | None:
+        """The cosine from which a saved chunk of the user answers; `None` while nothing is calibrated here."""
+        threshold = self.config.similarity_threshold
+        if threshold != "auto":
+            return threshold
+        model = self.embeddings.model
+        scores = None if model is None else self.relevance.known(self.model_name(model))
+        if scores is None:
+            return None
+        index = self.cache.newest(user_id, scores.model, scores.questions.shape[1])
+        return self.relevance.calibrate(scores, index).threshold
 
     def _judge_copies(
         self, call: Call, found: Sequence[GlobalDocument], cache: CacheFindings
@@ -609,11 +763,11 @@ def _copy_of(record: UserDocRecord) -> tuple[str, str]:
     return record.doc_id, record.copy_id or ""
 
 
-def _keyword_hits(index: UserIndex, query: str, top_k: int) -> list[DocumentHits]:
+def _keyword_hits(index: UserIndex, query: str, config: RagWikiRetrieverConfig) -> list[DocumentHits]:
     if index.keywords is None:
         return []
     hits = []
-    for doc_id, scored in index.keywords.search(query, top_k).items():
+    for doc_id, scored in index.keywords.search(query, config.local_top_k).items():
         document = index.documents[doc_id]
         numbers: tuple[int, ...] = document.copy.indices if document.copy is not None else ()
         found = tuple(ChunkHit(position, numbers[position], round(score, 6)) for position, score in scored)
@@ -621,6 +775,8 @@ def _keyword_hits(index: UserIndex, query: str, top_k: int) -> list[DocumentHits
             hits.append(DocumentHits(document, found, above_threshold=True))
     found_ids = {hit.document.record.doc_id for hit in hits}
     hits += [hit for hit in index.pinned() if hit.document.record.doc_id not in found_ids]
+    if config.expand_neighbours:
+        hits = [with_neighbours(hit, config.expand_neighbours, lambda _position: 0.0) for hit in hits]
     return sorted(hits, key=lambda hit: -hit.hits[0].score)
 
 

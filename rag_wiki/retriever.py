@@ -45,6 +45,7 @@ from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.lifecycle.fetch_counter import FetchCounter, known
 from rag_wiki.recall import AccessCheck, Call, Recall, SuggestionCallback, embed_query
 from rag_wiki.saving import DocumentLoader, SaveOrder, Saver
+from rag_wiki.search.calibration import Calibration
 from rag_wiki.search.embedding import check_query_vector
 from rag_wiki.steps import Procedure, arun, blocking, run
 from rag_wiki.storage.base import StateStore
@@ -95,8 +96,8 @@ class UserStats:
     """Saved documents whose source is known to have changed."""
     index_bytes: int
     """Bytes of this user's index in this process."""
-    similarity_threshold: float
-    """The cosine from which a saved chunk answers."""
+    similarity_threshold: float | None
+    """The cosine from which a saved chunk answers; `None` for `"auto"` before it was calibrated in this process."""
 
 
 _OF_A_CALL = frozenset({"user_id", "k", "name", "tags", "metadata"})
@@ -405,6 +406,7 @@ class RagWikiRetriever(BaseRetriever):
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
         start = time.perf_counter()
+        run(self._recall.prepare(call))
         if self._asks_on_miss(call):
             cache = run(self._recall.search_copies(call))
             found = None if cache.answered else self._ask_global(call, run_manager)
@@ -431,6 +433,7 @@ class RagWikiRetriever(BaseRetriever):
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
         start = time.perf_counter()
+        await arun(self._recall.prepare(call))
         if self._asks_on_miss(call):
             cache = await arun(self._recall.search_copies(call))
             found = None if cache.answered else await self._aask_global(call, run_manager)
@@ -506,13 +509,18 @@ class RagWikiRetriever(BaseRetriever):
     def _ask_global(self, call: Call, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         with call.timed("global"):
             config = self._child_config(call, run_manager)
-            found = _checked(self.global_retriever.invoke(call.query, config, **call.arguments))
+            if call.by_vector is not None and call.asked is not None:
+                found = _checked(call.by_vector.invoke(call.query, config, asked=call.asked))
+            else:
+                found = _checked(self.global_retriever.invoke(call.query, config, **call.arguments))
         self._recall.global_pace.note(call.timings["global"])
         return found
 
     async def _aask_global(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:
         with call.timed("global"):
             config = self._child_config(call, run_manager)
+            if call.by_vector is not None and call.asked is not None:
+                return _checked(await call.by_vector.ainvoke(call.query, config, asked=call.asked))
             return _checked(await self.global_retriever.ainvoke(call.query, config, **call.arguments))
 
     # -- the user's actions ----------------------------------------------------------------------
@@ -695,7 +703,7 @@ class RagWikiRetriever(BaseRetriever):
 
     def _reindex(self, user_id: str) -> Procedure[list[str]]:
         model = self._recall.needed_embeddings(f"re-indexing the documents of user {user_id!r}")
-        width = check_query_vector((yield embed_query(model, "width"))).shape[0]
+        width = check_query_vector((yield embed_query(model, "width"))).unit.shape[0]
         saved = yield blocking(self._saved_ids, user_id)
         done: list[str] = []
         for doc_id in saved:
@@ -751,11 +759,34 @@ class RagWikiRetriever(BaseRetriever):
                 chunks += record.chunk_count
                 stale += record.stale_since is not None
         index_bytes = self._recall.cache.nbytes(user)
-        return UserStats(user, states, chunks, stale, index_bytes, self.config.similarity_threshold)
+        return UserStats(user, states, chunks, stale, index_bytes, self._recall.threshold_in_use(user))
 
     async def astats(self, user_id: str | None = None) -> UserStats:
         """`stats` without blocking the event loop."""
         return await run_in_executor(None, self.stats, user_id)
+
+    def calibrate(self, user_id: str | None = None, *, anew: bool = False) -> Calibration:
+        """What the cosines of the embedding model mean: how unrelated texts and how answers score, and what follows.
+
+        Measured with 24 questions and passages once for each model and kept beside the state, so that all workers go
+        by the same figures; `similarity_threshold="auto"` and `context="focused"` do it by themselves when they first
+        need it. With a user (named here or by the retriever) the threshold is refined by their saved chunks.
+
+        Args:
+            user_id: Whose saved chunks; by default the retriever's own user, if it has one.
+            anew: Measure although it is known: the model behind the name has changed.
+
+        Raises:
+            EmbeddingUnavailableError: There is no embedding model.
+            EmbeddingError: The model's vectors can't be used.
+        """
+        named = self.user_id if user_id is None else user_id
+        user = None if named is None else self._user(named)
+        return self._recall.calibrate(user, self._recall.needed_embeddings("calibrating"), anew=anew)
+
+    async def acalibrate(self, user_id: str | None = None, *, anew: bool = False) -> Calibration:
+        """`calibrate` without blocking the event loop."""
+        return await run_in_executor(None, lambda: self.calibrate(user_id, anew=anew))
 
     def forget_user(self, user_id: str | None = None) -> ForgottenUser:
         """Remove every trace of the user from the state store, the chunk store and this process, and count it."""

@@ -47,8 +47,9 @@ from rag_wiki.storage.records import (
     UserDocRecord,
     UserView,
 )
+from rag_wiki.texts import join_texts
 
-__all__ = ["DocumentLoader", "SaveOrder", "Saver", "join_texts", "split_sections"]
+__all__ = ["DocumentLoader", "SaveOrder", "Saver", "split_sections"]
 
 logger = logging.getLogger("rag_wiki")
 
@@ -439,19 +440,6 @@ def _latest(texts: Sequence[RetrievedText]) -> list[RetrievedText]:
         by_number = {text.chunk_index: text for text in texts}
         return [by_number[number] for number in sorted(by_number, key=lambda number: number or 0)]
     return list(texts)
-
-
-def join_texts(texts: Sequence[str], *, shortest_overlap: int = 20, longest_overlap: int = 1000) -> str:
-    """Join neighbouring chunks, writing once what the end of one and the start of the next share."""
-    joined = ""
-    for text in texts:
-        if not joined:
-            joined = text
-            continue
-        longest = min(longest_overlap, len(text), len(joined))
-        shared = next((size for size in range(longest, shortest_overlap - 1, -1) if joined.endswith(text[:size])), 0)
-        joined += text[shared:] if shared else "\n\n" + text
-    return joined
 
 
 def split_sections(content: str, texts: Sequence[str]) -> tuple[str | None, ...]:

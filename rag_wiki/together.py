@@ -17,13 +17,11 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import run_in_executor
 from numpy.typing import NDArray
 
-from rag_wiki.search.embedding import check_query_vector
-from rag_wiki.search.index import DocumentHits, UserIndex
+from rag_wiki.search.embedding import QueryVector, check_query_vector
+from rag_wiki.search.index import DocumentHits, SearchLimits, UserIndex
 from rag_wiki.steps import Step
 
 __all__ = ["Together"]
-
-Vector = NDArray[np.float32]
 
 _SLICE_BYTES = 1024 * 1024 * 1024
 """What is multiplied on the event loop at a time, questions times bytes of the index: some three milliseconds.
@@ -63,9 +61,9 @@ class Together:
         self._quick = quick
         self._most_at_once = most_at_once
         self._lock = threading.Lock()
-        self._embedding: dict[str, Future[Vector]] | None = None
-        self._awaited: asyncio.Future[dict[str, Vector | Exception]] | None = None
-        self._vectors: dict[str, Vector | Exception] | None = None
+        self._embedding: dict[str, Future[QueryVector]] | None = None
+        self._awaited: asyncio.Future[dict[str, QueryVector | Exception]] | None = None
+        self._vectors: dict[str, QueryVector | Exception] | None = None
         self._index: UserIndex | None = None
         self._comparing: tuple[UserIndex, asyncio.Future[None]] | None = None
         self._hits: Mapping[str, list[DocumentHits]] = {}
@@ -74,11 +72,11 @@ class Together:
         # Whoever copies the arguments of a call still asks together with the others.
         return self
 
-    def embed(self, model: Embeddings, query: str) -> Step[Vector]:
+    def embed(self, model: Embeddings, query: str) -> Step[QueryVector]:
         """The vector of a question, when all of them are there."""
         return Step(lambda: self._embed(model, query), lambda: self._aembed(model, query))
 
-    def _embed(self, model: Embeddings, query: str) -> Vector:
+    def _embed(self, model: Embeddings, query: str) -> QueryVector:
         with self._lock:
             if self._embedding is None:
                 self._embedding = {text: self._begin(model, text) for text in self._queries}
@@ -86,7 +84,7 @@ class Together:
             self._vectors = {text: _outcome(future) for text, future in self._embedding.items()}
         return self._vector(query)
 
-    def _begin(self, model: Embeddings, text: str) -> Future[Vector]:
+    def _begin(self, model: Embeddings, text: str) -> Future[QueryVector]:
         if not self._quick:
             return self._submit(_embed_one, model, text)
         start = time.perf_counter()
@@ -94,17 +92,17 @@ class Together:
         self._quick = time.perf_counter() - start < _QUICK_SECONDS
         return done
 
-    async def _aembed(self, model: Embeddings, query: str) -> Vector:
+    async def _aembed(self, model: Embeddings, query: str) -> QueryVector:
         if self._awaited is None:
             self._awaited = asyncio.ensure_future(self._aembed_all(model))
         # A call that is cancelled must not take the others' vectors with it.
         self._vectors = await asyncio.shield(self._awaited)
         return self._vector(query)
 
-    async def _aembed_all(self, model: Embeddings) -> dict[str, Vector | Exception]:
+    async def _aembed_all(self, model: Embeddings) -> dict[str, QueryVector | Exception]:
         turns = asyncio.Semaphore(self._most_at_once or len(self._queries))
 
-        async def embed_one(text: str) -> Vector:
+        async def embed_one(text: str) -> QueryVector:
             async with turns:
                 return check_query_vector(await model.aembed_query(text))
 
@@ -114,63 +112,63 @@ class Together:
             for text, vector in zip(self._queries, found, strict=True)
         }
 
-    def _vector(self, query: str) -> Vector:
+    def _vector(self, query: str) -> QueryVector:
         own = (self._vectors or {})[query]
         if isinstance(own, Exception):
             raise own
         return own
 
-    def compare(self, index: UserIndex, threshold: float, top_k: int) -> Step[None]:
+    def compare(self, index: UserIndex, limits: SearchLimits) -> Step[None]:
         """Search the index for all questions, unless somebody has done so."""
-        return Step(lambda: self._compare(index, threshold, top_k), lambda: self._acompare(index, threshold, top_k))
+        return Step(lambda: self._compare(index, limits), lambda: self._acompare(index, limits))
 
-    async def _acompare(self, index: UserIndex, threshold: float, top_k: int) -> None:
+    async def _acompare(self, index: UserIndex, limits: SearchLimits) -> None:
         if self._comparing is None or self._comparing[0] is not index:
-            self._comparing = index, asyncio.ensure_future(self._compare_in_slices(index, threshold, top_k))
+            self._comparing = index, asyncio.ensure_future(self._compare_in_slices(index, limits))
         await asyncio.shield(self._comparing[1])
 
-    async def _compare_in_slices(self, index: UserIndex, threshold: float, top_k: int) -> None:
+    async def _compare_in_slices(self, index: UserIndex, limits: SearchLimits) -> None:
         """Search on the loop, some questions at a time: a thread of its own would begin with cold caches."""
         at_once = min(_SLICE_BYTES // max(index.nbytes, 1), _SLICE_QUESTIONS)
         if not at_once:
-            await run_in_executor(None, self._compare, index, threshold, top_k)
+            await run_in_executor(None, self._compare, index, limits)
             return
         fitting, found = self._fitting(index), list[list[DocumentHits]]()
         rows = list(fitting.values())
         for first in range(0, len(rows), at_once):
-            found += index.search_many(np.stack(rows[first : first + at_once]), threshold, top_k)
+            found += index.search_many(np.stack(rows[first : first + at_once]), limits)
             await asyncio.sleep(0)
         with self._lock:
             self._hits, self._index = dict(zip(fitting, found, strict=True)), index
 
-    def search(self, index: UserIndex, query: str, threshold: float, top_k: int) -> list[DocumentHits]:
+    def search(self, index: UserIndex, query: str, limits: SearchLimits) -> list[DocumentHits]:
         """What the index has for a question."""
-        self._compare(index, threshold, top_k)
+        self._compare(index, limits)
         return self._hits.get(query, [])
 
-    def _compare(self, index: UserIndex, threshold: float, top_k: int) -> None:
+    def _compare(self, index: UserIndex, limits: SearchLimits) -> None:
         with self._lock:
             if self._index is not index:
                 # Also again, when somebody saved meanwhile: who asks later sees what is saved by then.
                 fitting = self._fitting(index)
                 rows = np.stack(list(fitting.values())) if fitting else np.empty((0, index.width), dtype=np.float32)
-                found = index.search_many(rows, threshold, top_k)
+                found = index.search_many(rows, limits)
                 self._hits, self._index = dict(zip(fitting, found, strict=True)), index
 
-    def _fitting(self, index: UserIndex) -> dict[str, Vector]:
+    def _fitting(self, index: UserIndex) -> dict[str, NDArray[np.float32]]:
         """The vectors that can be compared with those of an index."""
         return {
-            text: vector
+            text: vector.unit
             for text, vector in (self._vectors or {}).items()
-            if not isinstance(vector, Exception) and vector.shape[0] == index.width
+            if not isinstance(vector, Exception) and vector.unit.shape[0] == index.width
         }
 
 
-def _embed_one(model: Embeddings, text: str) -> Vector:
+def _embed_one(model: Embeddings, text: str) -> QueryVector:
     return check_query_vector(model.embed_query(text))
 
 
-def _outcome(future: Future[Vector]) -> Vector | Exception:
+def _outcome(future: Future[QueryVector]) -> QueryVector | Exception:
     error = future.exception()
     return future.result() if error is None else _as_exception(error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rag_wiki.errors import EmbeddingError
 
-__all__ = ["FoundEmbeddings", "check_query_vector", "check_vectors", "find_embeddings", "fingerprint"]
+__all__ = ["FoundEmbeddings", "QueryVector", "check_query_vector", "check_vectors", "find_embeddings", "fingerprint"]
 
 _MODEL_ATTRIBUTES = (
     "model",
@@ -126,8 +127,17 @@ def check_vectors(vectors: object, wanted: int, what: str) -> NDArray[np.float32
     return matrix
 
 
-def check_query_vector(vector: ArrayLike) -> NDArray[np.float32]:
-    """The model's answer to a query as a unit vector (dim,), or zeros when it has no direction.
+class QueryVector(NamedTuple):
+    """A query's vector."""
+
+    unit: NDArray[np.float32]
+    """(dim,), of length one; zeros when it has no direction."""
+    raw: Sequence[float]
+    """As the model gave it."""
+
+
+def check_query_vector(vector: ArrayLike) -> QueryVector:
+    """The model's answer to a query, and the unit vector of it.
 
     Raises:
         EmbeddingError: It is empty or not finite.
@@ -143,7 +153,7 @@ def check_query_vector(vector: ArrayLike) -> NDArray[np.float32]:
         msg = f"the embedding model returned an empty or non-finite vector of width {exact.shape[0]} for the query"
         raise EmbeddingError(msg)
     unit: NDArray[np.float32] = (exact / (length or 1.0)).astype(np.float32)
-    return unit
+    return QueryVector(unit, vector if isinstance(vector, list) else exact.tolist())
 
 
 def _as_row(vector: ArrayLike) -> NDArray[np.float32]:

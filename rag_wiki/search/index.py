@@ -9,22 +9,34 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rag_wiki.errors import CorruptDataError
-from rag_wiki.search.keyword import KeywordIndex
+from rag_wiki.search.calibration import PAIRS_ID, ModelScores, Spread
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, unit_rows
 from rag_wiki.storage.records import SAVED_STATES, UserDocRecord
 
-__all__ = ["ChunkHit", "DocumentHits", "IndexCache", "IndexedDocument", "UserIndex", "shared_cache"]
+if TYPE_CHECKING:
+    from rag_wiki.search.keyword import KeywordIndex
+
+__all__ = [
+    "ChunkHit",
+    "DocumentHits",
+    "IndexCache",
+    "IndexedDocument",
+    "SearchLimits",
+    "UserIndex",
+    "shared_cache",
+    "with_neighbours",
+]
 
 Matrix: TypeAlias = NDArray[np.float32]
 
@@ -34,17 +46,39 @@ _MOST_SCORES = 16 * 1024 * 1024
 """Scores of many queries that are computed at once: 64 MiB."""
 _BLOCK = 256
 """Rows that are brought to length one together."""
+_MOST_ROWS = 2_048
+"""Rows that are compared with the calibration's questions; more would tell no more."""
 _FEW = 64
 """Rows that Python sorts sooner than numpy is called for it."""
 
 
+class SearchLimits(NamedTuple):
+    """What a search is asked for."""
+
+    threshold: float
+    """The cosine from which a document is a hit."""
+    top_k: int
+    """Hits of one document at most."""
+    neighbours: int = 0
+    """Chunks before and after each hit that come along."""
+    slack: float = 0.0
+    """How far below the threshold further chunks of such a document may lie."""
+
+
 class ChunkHit(NamedTuple):
-    """A chunk that matched."""
+    """A chunk that matched, or one beside it."""
 
     position: int
     """Its place in the copy."""
     chunk_index: int
     score: float
+    is_neighbour: bool = False
+    """It is along for the sake of a hit."""
+
+    def is_beside(self, other: ChunkHit, reach: int) -> bool:
+        """Whether it is at most so many chunks before or after another one, without any missing between them."""
+        distance = self.position - other.position
+        return abs(distance) <= reach and self.chunk_index - other.chunk_index == distance
 
 
 @dataclass(frozen=True)
@@ -70,6 +104,7 @@ class DocumentHits(NamedTuple):
 
     document: IndexedDocument
     hits: tuple[ChunkHit, ...]
+    """Then the neighbours of these."""
     above_threshold: bool
     """False for a pinned document that is included although nothing of it reached the threshold."""
 
@@ -95,6 +130,7 @@ class UserIndex:
     buffer: _Buffer
     size: int
     keywords: KeywordIndex | None = field(default=None, compare=False)
+    _unrelated: list[tuple[ModelScores, Spread | None]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def matrix(self) -> Matrix:
@@ -123,6 +159,21 @@ class UserIndex:
             if document.problem is not None or document.record.stale_since is not None
         ]
 
+    def unrelated_to(self, model: ModelScores) -> Spread | None:
+        """How the user's chunks score with the questions that a model was calibrated with; `None` without chunks.
+
+        Worked out once for each index, from evenly spread rows.
+        """
+        if not self.knows_unrelated(model):
+            rows = self.matrix[:: max(self.size // _MOST_ROWS, 1)][:_MOST_ROWS]
+            spread = model.unrelated_to(rows)._replace(size=self.size) if self.size else None
+            self._unrelated[:] = [(model, spread)]
+        return self._unrelated[0][1]
+
+    def knows_unrelated(self, model: ModelScores) -> bool:
+        """Whether `unrelated_to` has been worked out."""
+        return bool(self._unrelated) and self._unrelated[0][0] is model
+
     def searched(self) -> list[IndexedDocument]:
         """The documents whose vectors are compared."""
         return self._compared[0]
@@ -140,17 +191,17 @@ class UserIndex:
             if document.record.pinned and document.problem is None and document.copy and document.copy.indices
         ]
 
-    def search(self, query: Matrix, threshold: float, top_k: int) -> list[DocumentHits]:
-        """The best `top_k` chunks at or above the threshold of each document, by cosine to a unit vector (dim,).
+    def search(self, query: Matrix, limits: SearchLimits) -> list[DocumentHits]:
+        """The best chunks at or above the threshold of each document, by cosine to a unit vector (dim,).
 
         A PINNED document is always in the result, with its single best chunk when none reached the threshold.
         The result is in the order of the best scores.
         """
         if not self._compared[0] or query.shape[0] != self.width:
             return []
-        return self._found(self.matrix @ query, threshold, top_k)
+        return self._found(self.matrix @ query, limits)
 
-    def search_many(self, queries: Matrix, threshold: float, top_k: int) -> list[list[DocumentHits]]:
+    def search_many(self, queries: Matrix, limits: SearchLimits) -> list[list[DocumentHits]]:
         """`search` for each row of (n, dim), by one product for many of them."""
         if not self._compared[0] or queries.shape[1] != self.width:
             return [[] for _ in queries]
@@ -158,13 +209,16 @@ class UserIndex:
         at_once = max(_MOST_SCORES // self.size, 1)
         for first in range(0, len(queries), at_once):
             scores = queries[first : first + at_once] @ self.matrix.T
-            results += [self._found(own, threshold, top_k) for own in scores]
+            results += [self._found(own, limits) for own in scores]
         return results
 
-    def _found(self, scores: Matrix, threshold: float, top_k: int) -> list[DocumentHits]:
+    def _found(self, scores: Matrix, limits: SearchLimits) -> list[DocumentHits]:
         """The result of a search, of the score of each row."""
         documents, starts, pinned = self._compared
-        rows = (scores >= threshold - _ROUNDING).nonzero()[0]
+        top_k, least = limits.top_k, limits.threshold - _ROUNDING
+        rows = (scores >= least).nonzero()[0]
+        if limits.slack and rows.size:
+            rows = self._of_the_same(rows, scores >= least - limits.slack)
         if not rows.size and not pinned:
             return []
         if rows.size > _FEW:
@@ -180,7 +234,39 @@ class UserIndex:
             if owner not in found:
                 best = document.start + int(np.argmax(scores[document.start : document.stop]))
                 results.append(_hits(document, [(float(scores[best]), best)], above=False))
+        if limits.neighbours:
+            results = [
+                with_neighbours(result, limits.neighbours, partial(_score_at, scores, result.document.start))
+                for result in results
+            ]
         return sorted(results, key=lambda result: -result.hits[0].score)
+
+    def _of_the_same(self, rows: NDArray[np.intp], close: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """The rows that are close, of the documents that these rows belong to."""
+        documents, starts, _ = self._compared
+        owners = np.unique(np.searchsorted(starts, rows, side="right") - 1)
+        spans = [np.arange(documents[owner].start, documents[owner].stop) for owner in owners.tolist()]
+        together = np.concatenate(spans)
+        found: NDArray[np.intp] = together[close[together]]
+        return found
+
+
+def with_neighbours(result: DocumentHits, reach: int, score_of: Callable[[int], float]) -> DocumentHits:
+    """A result with the chunks beside its hits, as far as the copy has them in a row."""
+    document = result.document
+    indices = document.copy.indices if document.copy is not None else ()
+    hits = {hit.position for hit in result.hits}
+    around = {
+        position
+        for hit in result.hits
+        for position in range(max(hit.position - reach, 0), min(hit.position + reach + 1, len(indices)))
+    }
+    along = [
+        ChunkHit(position, indices[position], score_of(position), is_neighbour=True)
+        for position in sorted(around - hits)
+    ]
+    along = [hit for hit in along if any(hit.is_beside(other, reach) for other in result.hits)]
+    return result._replace(hits=(*result.hits, *along))
 
 
 def _best_of_each(rows: NDArray[np.intp], scores: Matrix, starts: Sequence[int], top_k: int) -> NDArray[np.intp]:
@@ -199,9 +285,18 @@ def _hits(document: IndexedDocument, scored: Sequence[tuple[float, int]], *, abo
     """Rows of a document with their scores, as hits."""
     copy, start = document.copy, document.start
     indices: tuple[int, ...] = copy.indices if copy is not None else ()
-    # A product of unit vectors, rid of what rounding added to it.
-    hits = [ChunkHit(row - start, indices[row - start], round(min(max(score, -1.0), 1.0), 6)) for score, row in scored]
+    hits = [ChunkHit(row - start, indices[row - start], _as_cosine(score)) for score, row in scored]
     return DocumentHits(document, tuple(hits), above)
+
+
+def _score_at(scores: Matrix, start: int, position: int) -> float:
+    """The score of a chunk of the document that begins at a row."""
+    return _as_cosine(scores[start + position])
+
+
+def _as_cosine(product: float) -> float:
+    """A product of unit vectors, rid of what rounding added to it."""
+    return round(min(max(float(product), -1.0), 1.0), 6)
 
 
 class IndexCache:
@@ -216,6 +311,7 @@ class IndexCache:
         self._indexes: OrderedDict[tuple[str, str, int], UserIndex] = OrderedDict()
         self._texts: OrderedDict[tuple[str, str, str], tuple[str, ...]] = OrderedDict()
         self._text_bytes = 0
+        self._models: dict[str, ModelScores] = {}
 
     def get(
         self, store: StateStore, chunks: ChunkStore, user_id: str, revision: int, embedding: str | None, width: int
@@ -238,11 +334,39 @@ class IndexCache:
                 self._keep(key, cached)
         return cached
 
+    def model_scores(self, store: StateStore, model: str) -> ModelScores | None:
+        """How a model scores the calibration's pairs, where that is known here or in the store."""
+        known = self._models.get(model)
+        if known is None:
+            kept = store.note(f"calibration {PAIRS_ID} {model}")
+            if kept is not None:
+                known = self._models.setdefault(model, ModelScores.load(model, kept))
+        return known
+
+    def keep_model_scores(self, store: StateStore, scores: ModelScores, *, anew: bool = False) -> ModelScores:
+        """Keep them, here and in the store; the first that a worker keeps count for all, until they are made anew."""
+        name, text = f"calibration {PAIRS_ID} {scores.model}", scores.dump()
+        if anew:
+            store.replace_note(name, text)
+        else:
+            text = store.keep_note(name, text)
+        self._models[scores.model] = ModelScores.load(scores.model, text)
+        return self._models[scores.model]
+
+    def peek_model_scores(self, model: str) -> ModelScores | None:
+        """How a model scores the pairs, if that is known here."""
+        return self._models.get(model)
+
     def peek(self, user_id: str, revision: int, embedding: str | None, width: int) -> UserIndex | None:
         """The user's index at a revision, if it is here."""
         with self._lock:
             cached = self._indexes.get((user_id, embedding or "", width))
         return cached if cached is not None and cached.revision == revision else None
+
+    def newest(self, user_id: str, embedding: str, width: int) -> UserIndex | None:
+        """The user's index that is here, if there is one, at whatever revision."""
+        with self._lock:
+            return self._indexes.get((user_id, embedding, width))
 
     def has_texts(self, user_id: str, doc_id: str, copy_id: str) -> bool:
         """Whether the texts of a copy are here."""
@@ -422,6 +546,9 @@ def _assemble(
 
 
 def _build_keywords(chunks: ChunkStore, user_id: str, revision: int, records: Sequence[UserDocRecord]) -> UserIndex:
+    # Its tables of scripts take some milliseconds to make, and most programs never match by words.
+    from rag_wiki.search.keyword import KeywordIndex
+
     documents: dict[str, IndexedDocument] = {
         record.doc_id: IndexedDocument(record, None, "copy lost") for record in records
     }

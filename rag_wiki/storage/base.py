@@ -195,7 +195,7 @@ class StateStore(ABC):
         Args:
             user_id: Whose query.
             lapse_after: Missed queries in a row after which a count starts again.
-            demote_after: Searches without a hit in a row after which a saved document is let go.
+            demote_after: Searches without a hit in a row, for each saved document, after which one is let go.
         """
         user, idle = self._read_start(self._user_key(user_id), lapse_after, demote_after)
         return QueryStart(user.clocks, user.revision, user.saved, tuple(idle))
@@ -334,7 +334,7 @@ class StateStore(ABC):
                 try:
                     records = [decode(present[key], clocks) for key in request.keys if key in present]
                     found = {record.doc_id: record for record in records}
-                    view = UserView(user_id, clocks, written.user.revision, found)
+                    view = UserView(user_id, clocks, written.user.revision, found, written.user.saved)
                     change = request.decide(view)
                     stored = encode_change(view, written.user, change)
                     written = stored if len(requests) == 1 else written.followed_by(stored)
@@ -469,7 +469,7 @@ class StateStore(ABC):
         """The user's counters, and the keys of the documents that have been idle for long.
 
         Those are the ones with `idle_seen` <= queries + 1 − `lapse_after`, or `idle_hit` <= searches + 1 −
-        `demote_after`.
+        `demote_after` × saved.
         """
 
     def _read_revised(

@@ -127,7 +127,10 @@ class MemoryStateStore(StateStore):
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         with self._lock:
             user = self._user(user_key)
-            seen, hit = user.counters.queries + 1 - lapse_after, user.counters.searches + 1 - demote_after
+            seen, hit = (
+                user.counters.queries + 1 - lapse_after,
+                user.counters.searches + 1 - demote_after * user.counters.saved,
+            )
             idle = [*user.seen.up_to(seen), *user.hit.up_to(hit)]
             return user.counters, idle
 

@@ -315,6 +315,8 @@ class UserView:
     revision: int
     records: Mapping[str, UserDocRecord]
     """By document id; a document without a record is not in it."""
+    saved: int = 0
+    """How many documents are saved."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ START = (
     + """
 local user = read_user(KEYS[1])
 local seen = tonumber(user[2] or 0) + 1 - tonumber(ARGV[1])
-local hit = tonumber(user[3] or 0) + 1 - tonumber(ARGV[2])
+local hit = tonumber(user[3] or 0) + 1 - tonumber(ARGV[2]) * tonumber(user[5] or 0)
 return {user, redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', seen), redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', hit)}
 """
 )

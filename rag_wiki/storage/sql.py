@@ -312,11 +312,15 @@ _START = sa.union_all(
         ).where(
             users_table.c.user_key == _MINE,
             documents_table.c.user_key == _MINE,
-            column <= clock + 1 - sa.bindparam(after, type_=sa.BigInteger),
+            column <= clock + 1 - after,
         )
         for column, clock, after in (
-            (documents_table.c.idle_seen, users_table.c.queries, "lapse_after"),
-            (documents_table.c.idle_hit, users_table.c.searches, "demote_after"),
+            (documents_table.c.idle_seen, users_table.c.queries, sa.bindparam("lapse_after", type_=sa.BigInteger)),
+            (
+                documents_table.c.idle_hit,
+                users_table.c.searches,
+                sa.bindparam("demote_after", type_=sa.BigInteger) * users_table.c.saved,
+            ),
         )
     ),
 )

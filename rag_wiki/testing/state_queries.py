@@ -128,14 +128,15 @@ class QueryPromises:
         assert _idle(store, _NEVER, 1) == []
 
     def test_what_is_let_go_is_exact_at_the_boundary(self, store: StateStore) -> None:
-        """A saved document is idle when this search, missing it, makes `demote_after` misses in a row."""
+        """A saved document is idle when this search, missing it, makes `demote_after` misses for each saved one."""
+        store.upsert(a_record(doc_id="not saved", fetch_count=0))
         for missed in range(6):
             state = DocumentState.PINNED if missed % 2 else DocumentState.CLAIMED
-            store.upsert(a_record(doc_id=f"d{missed}", user_state=state, cache_miss_streak=missed))
+            store.upsert(a_record(doc_id=f"d{missed}", user_state=state, cache_miss_streak=6 * missed))
 
-        for passed in range(3):
+        for passed in range(8):
             for demote_after in range(1, 9):
-                expected = [f"d{missed}" for missed in range(6) if missed + passed + 1 >= demote_after]
+                expected = [f"d{missed}" for missed in range(6) if 6 * missed + passed + 1 >= 6 * demote_after]
                 assert _idle(store, _NEVER, demote_after) == expected
             _pass_queries(store, 0, 1)
         _pass_queries(store, 50, 0)
@@ -166,7 +167,7 @@ class QueryPromises:
         for doc_id in ids:
             state = states.get(doc_id, DocumentState.SURFACED)
             store.upsert(
-                a_record(doc_id=doc_id, user_state=state, fetch_count=1, queries_missed=2, cache_miss_streak=9)
+                a_record(doc_id=doc_id, user_state=state, fetch_count=1, queries_missed=2, cache_miss_streak=19)
             )
         start = store.begin_query("alice", 3, 10)
         assert _idle(store, 3, 10) == ids

@@ -145,6 +145,8 @@ class ProvenanceBlock:
     """The cosine from which a saved chunk answered."""
     withheld: Sequence[WithheldCopy] = ()
     """Saved copies that were not served, and why."""
+    left_out: int = 0
+    """Documents and pieces that were found and lay too far from the best one (`context="focused"`)."""
     let_go: Sequence[WithheldCopy] = ()
     """Saved copies that this call let go, and why."""
     degraded: Sequence[str] = ()
@@ -194,6 +196,7 @@ class ProvenanceBlock:
             "user_id": self.user_id,
             "mode": self.mode,
             "threshold": self.threshold,
+            "left_out": self.left_out,
             "withheld": [copy.to_dict() for copy in self.withheld],
             "let_go": [copy.to_dict() for copy in self.let_go],
             "degraded": list(self.degraded),

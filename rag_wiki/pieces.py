@@ -1,0 +1,204 @@
+"""The pieces that an answer is made of: what the wrapped retriever returned, and what the saved copies say."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from pathlib import PurePath, PurePosixPath
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+from langchain_core.documents import Document
+
+from rag_wiki.config import RagWikiRetrieverConfig
+from rag_wiki.search.index import ChunkHit, DocumentHits
+from rag_wiki.storage.codec import plain
+from rag_wiki.storage.records import RetrievedText, UserDocRecord
+from rag_wiki.texts import join_texts, shared_length
+
+__all__ = ["CachedDocument", "GlobalDocument", "copy_metadata", "identify", "label", "read_global"]
+
+_ATOMS = (str, int, float, bool, type(None))
+_BEYOND_ANY_ID = 10**100
+"""Python refuses to write out numbers of some thousand digits."""
+
+
+class GlobalDocument(NamedTuple):
+    """A piece that the wrapped retriever returned, and the source document that it belongs to."""
+
+    document: Document
+    doc_id: str | None
+    """`None` when nothing identifies it."""
+    doc_title: str = ""
+    doc_path: str = ""
+    chunk_index: int | None = None
+    digest: str = ""
+    score: float | None = None
+    """Its cosine to the query, where the wrapped retriever's results carry scores that can be compared."""
+
+    @property
+    def length(self) -> int:
+        """Its characters."""
+        return len(self.document.page_content)
+
+    @property
+    def retrieved_text(self) -> RetrievedText:
+        """The piece as it is kept for saving."""
+        metadata = plain(self.document.metadata)
+        return RetrievedText(self.doc_id or "", self.digest, self.document.page_content, self.chunk_index, metadata)
+
+
+class CachedDocument(NamedTuple):
+    """A saved document that may answer, with the text to answer with."""
+
+    found: DocumentHits
+    parts: Sequence[str]
+    """The texts of all its chunks; or the one text of a document that answers with all of it."""
+    full_document: bool = False
+    seamless: bool = False
+    """Neighbouring chunks are joined without repeating what they share."""
+    reach: int = 0
+    """How many chunks beside one that matched are wanted."""
+
+    @property
+    def record(self) -> UserDocRecord:
+        """Its record, as the index has it."""
+        return self.found.document.record
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The numbers of the chunks used, in document order."""
+        return tuple(hit.chunk_index for hit in _in_document_order(self.found))
+
+    @property
+    def hit_chunks(self) -> tuple[int, ...]:
+        """The numbers of those that matched, in document order."""
+        return tuple(hit.chunk_index for hit in _in_document_order(self.found) if not hit.is_neighbour)
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Their cosines, in the same order."""
+        return tuple(hit.score for hit in _in_document_order(self.found))
+
+    @property
+    def text(self) -> str:
+        """What it answers with: its chunks in document order."""
+        if self.full_document:
+            return self.parts[0]
+        hits = _in_document_order(self.found)
+        if not self.seamless:
+            return "\n\n".join([self.parts[hit.position] for hit in hits])
+        runs: list[list[str]] = []
+        for before, hit in zip([None, *hits], hits, strict=False):
+            if before is None or (hit.position, hit.chunk_index) != (before.position + 1, before.chunk_index + 1):
+                runs.append([])
+            runs[-1].append(self.parts[hit.position])
+        return "\n\n".join([join_texts(run) for run in runs])
+
+    @property
+    def hits(self) -> list[ChunkHit]:
+        """The chunks that matched."""
+        return [hit for hit in self.found.hits if not hit.is_neighbour]
+
+    def text_of(self, hit: ChunkHit) -> str:
+        """The text that a chunk answers with."""
+        return self.parts[0 if self.full_document else hit.position]
+
+    def keeping(self, kept: Sequence[ChunkHit]) -> CachedDocument:
+        """It with some of its hits, and what is beside them: neighbours that are wanted, the rest of a cut passage."""
+        beside = [
+            hit._replace(is_neighbour=True)
+            for hit in self.found.hits
+            if hit not in kept and any(self._belongs_to(hit, other) for other in kept)
+        ]
+        return self._replace(found=self.found._replace(hits=(*kept, *beside)))
+
+    def _belongs_to(self, hit: ChunkHit, other: ChunkHit) -> bool:
+        """Whether a chunk comes along with another: it is a wanted neighbour, or both are of one passage."""
+        if not hit.is_beside(other, max(self.reach, 1)):
+            return False
+        first, second = sorted((hit.position, other.position))
+        return self.reach > 0 or shared_length(self.parts[first], self.parts[second]) > 0
+
+
+def identify(document: Document, document_id: str | Callable[[Document], str | None] | None) -> str | None:
+    """The id of the source document, or `None` when nothing identifies it."""
+    if callable(document_id):
+        try:
+            return _as_id(document_id(document))
+        except LookupError:
+            # The usual function looks into the metadata; a document without the key has no id.
+            return None
+    return _first_id(document.metadata, ("doc_id", "source", "doc_path") if document_id is None else (document_id,))
+
+
+def _first_id(metadata: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    for key in keys:
+        found = _as_id(metadata.get(key))
+        if found is not None:
+            return found
+    return None
+
+
+def _as_id(value: object) -> str | None:
+    """An id of a kind that identifies: text, a whole number, a UUID, a path. `nan`, say, would be everybody's."""
+    text = ""
+    if type(value) is str:
+        text = value
+    elif isinstance(value, (str, UUID, PurePath)):
+        text = str(value)
+    elif isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
+        number = int(value)
+        text = str(number) if abs(number) < _BEYOND_ANY_ID else ""
+    return text if text.strip() else None
+
+
+def label(metadata: Mapping[str, Any], *keys: str) -> str:
+    """The first of these values that can name something, as text; other types name nothing."""
+    return _first_id(metadata, keys) or ""
+
+
+def read_global(document: Document, config: RagWikiRetrieverConfig, score: float | None = None) -> GlobalDocument:
+    """A copy of a document that the wrapped retriever returned, with the missing metadata filled in.
+
+    A document that nothing identifies is copied as it is.
+    """
+    doc_id = identify(document, config.document_id)
+    metadata = copy_metadata(document.metadata)
+    if doc_id is None:
+        return GlobalDocument(document.model_copy(update={"metadata": metadata}), None, score=score)
+    path = label(metadata, "doc_path", "source", "file_path")
+    title = label(metadata, "doc_title", "title") or PurePosixPath(path or doc_id).name or doc_id
+    for key, value in (("doc_id", doc_id), ("doc_title", title), ("doc_path", path)):
+        if metadata.get(key) is None:
+            metadata[key] = value
+    metadata["from_cache"] = False
+    index = metadata.get("chunk_index")
+    return GlobalDocument(
+        document=document.model_copy(update={"metadata": metadata}),
+        doc_id=doc_id,
+        doc_title=title,
+        doc_path=path,
+        chunk_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
+        digest=hashlib.sha256(document.page_content.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+        score=score,
+    )
+
+
+def copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that shares nothing that can be copied; a value that can't (a handle, a lock) stays the caller's."""
+    copied = dict(metadata)
+    for name, value in metadata.items():
+        if type(value) not in _ATOMS:
+            # What deepcopy raises is up to the value's class.
+            with contextlib.suppress(Exception):
+                copied[name] = copy.deepcopy(value)
+    return copied
+
+
+def _in_document_order(found: DocumentHits) -> list[ChunkHit]:
+    return sorted(found.hits, key=lambda hit: hit.position)

@@ -1,0 +1,79 @@
+"""In which order the pieces of an answer come, and which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
+from typing import TypeAlias
+
+from rag_wiki.pieces import CachedDocument, GlobalDocument
+from rag_wiki.search.calibration import Focus
+from rag_wiki.search.index import ChunkHit
+
+__all__ = ["Ranked", "first_of", "in_focus", "in_turn"]
+
+Ranked: TypeAlias = CachedDocument | GlobalDocument
+
+
+def in_turn(serving: Collection[CachedDocument], beside: Sequence[GlobalDocument]) -> list[Ranked]:
+    """Pinned documents, then the other copies and the pieces beside them in turn, each in its own order."""
+    pinned = [item for item in serving if item.record.pinned]
+    claimed = [item for item in serving if not item.record.pinned]
+    return [*pinned, *_alternating(claimed, beside)]
+
+
+def in_focus(
+    query: str, serving: Collection[CachedDocument], beside: Sequence[GlobalDocument], focus: Focus
+) -> list[Ranked]:
+    """One ranking of saved and global pieces, of what lies within the margin of the best.
+
+    A piece is ranked by its cosine, raised by the share of the query's words that it holds, and by the prior where it
+    is saved. Of a saved document each chunk stands for itself.
+
+    Pieces without a cosine are ranked by their rank, in turn with the saved documents, and never left out. A pinned
+    document that is no hit, or lies too low, comes along at the end with its best chunk.
+    """
+    # Its tables of scripts take some milliseconds to make, which only a focused retriever should pay.
+    from rag_wiki.search.keyword import word_shares
+
+    hits = [item for item in serving if item.found.above_threshold]
+    chunks = [(item, hit) for item in hits for hit in item.hits]
+    comparable = [item for item in beside if item.score is not None]
+    comparable = comparable if len(comparable) == len(beside) else []
+    texts = [item.text_of(hit) for item, hit in chunks] + [item.document.page_content for item in comparable]
+    shares = word_shares(query, texts) if focus.words else [0.0] * len(texts)
+    cosines = [hit.score + focus.prior for _, hit in chunks] + [item.score or 0.0 for item in comparable]
+    scores = [cosine + focus.words * share for cosine, share in zip(cosines, shares, strict=True)]
+    floor = max(scores, default=0.0) - focus.margin
+    close: dict[str, tuple[float, list[ChunkHit]]] = {}
+    for (item, hit), score in zip(chunks, scores, strict=False):
+        if score >= floor:
+            best, kept = close.get(item.record.doc_id, (score, []))
+            close[item.record.doc_id] = max(best, score), [*kept, hit]
+    cached = [item.keeping(close[item.record.doc_id][1]) for item in hits if item.record.doc_id in close]
+    cached.sort(key=lambda item: -close[item.record.doc_id][0])
+    along = [item.keeping(item.hits[:1]) for item in serving if item.record.pinned and item.record.doc_id not in close]
+    if not comparable:
+        return [*_alternating(cached, beside), *along]
+    near = list(zip(comparable, scores[len(chunks) :], strict=True))
+    ranked: list[tuple[float, Ranked]] = [(close[item.record.doc_id][0], item) for item in cached]
+    ranked += [(score, item) for item, score in near if score >= floor]
+    ranked.sort(key=lambda scored: -scored[0])
+    return [*(item for _, item in ranked), *along]
+
+
+def first_of(ranked: Sequence[Ranked], k: int | None) -> list[Ranked]:
+    """The first `k`, for which pinned documents count first."""
+    if k is None or len(ranked) <= k:
+        return list(ranked)
+    pinned = [at for at, item in enumerate(ranked) if _is_pinned(item)]
+    others = [at for at, item in enumerate(ranked) if not _is_pinned(item)]
+    return [ranked[at] for at in sorted([*pinned, *others][:k])]
+
+
+def _alternating(claimed: Sequence[CachedDocument], beside: Sequence[GlobalDocument]) -> Iterator[Ranked]:
+    return (item for pair in zip_longest(claimed, beside) for item in pair if item is not None)
+
+
+def _is_pinned(item: Ranked) -> bool:
+    return isinstance(item, CachedDocument) and item.record.pinned
