@@ -61,6 +61,8 @@ class Summary:
     pieces: float
     first_from_cache: float
     """Share of answers whose first piece is of a saved copy."""
+    false_hits: float
+    """Share of questions about a document that is not saved for which a copy of another one answered."""
     whole: Part
     second_half: Part
     quarters: tuple[Part, ...]
@@ -102,6 +104,7 @@ def summarise(course: Course, reference: Course, resampling: Resampling) -> Summ
         mrr_gain=resampling.estimate(mrr - _each(reference, _reciprocal_rank)),
         pieces=float(_each(course, lambda item: item.pieces).mean()),
         first_from_cache=float(_each(course, lambda item: item.first_from_cache).mean()),
+        false_hits=_false_hits(course),
         whole=_part(course, 0, 1),
         second_half=_part(course, 1, 2),
         quarters=tuple(_part(course, quarter, QUARTERS) for quarter in range(QUARTERS)),
@@ -121,6 +124,11 @@ def _found(item: Observation) -> float:
 
 def _reciprocal_rank(item: Observation) -> float:
     return 1 / item.rank if item.rank else 0.0
+
+
+def _false_hits(course: Course) -> float:
+    answered = [item.from_cache for own in course.sessions for item in own if item.about_unsaved]
+    return sum(answered) / len(answered) if answered else 0.0
 
 
 def _part(course: Course, part: int, parts: int) -> Part:

@@ -28,9 +28,13 @@ class Observation(NamedTuple):
     """Some piece is."""
     searches: int
     """How often the wrapped retriever was asked."""
+    about_unsaved: bool = False
+    """Some documents were saved, and the one that the question is about was not."""
 
 
-def observe(pieces: Sequence[Piece], doc_id: str, answers: Sequence[str], searches: int) -> Observation:
+def observe(
+    pieces: Sequence[Piece], doc_id: str, answers: Sequence[str], searches: int, *, about_unsaved: bool = False
+) -> Observation:
     """Note what there is to note of an answer.
 
     Args:
@@ -39,6 +43,7 @@ def observe(pieces: Sequence[Piece], doc_id: str, answers: Sequence[str], search
             another language, and does not count.
         answers: The texts that answer it; one of them is enough.
         searches: How often the wrapped retriever was asked.
+        about_unsaved: Whether other documents than this one were saved.
     """
     holders = (
         place
@@ -52,6 +57,7 @@ def observe(pieces: Sequence[Piece], doc_id: str, answers: Sequence[str], search
         first_from_cache=bool(pieces) and pieces[0].from_cache,
         from_cache=any(piece.from_cache for piece in pieces),
         searches=searches,
+        about_unsaved=about_unsaved,
     )
 
 

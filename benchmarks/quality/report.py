@@ -121,6 +121,7 @@ _QUALITY: _Columns = {
 }
 _COPIES: _Columns = {
     "first from copy": lambda item: _share(item.first_from_cache),
+    "false hits": lambda item: _share(item.false_hits),
     "from copies": lambda item: _share(item.whole.from_cache),
     "not asked": lambda item: _share(item.whole.unasked),
     "2nd half: not asked": lambda item: _share(item.second_half.unasked),

@@ -119,10 +119,14 @@ def run_ours(situation: Situation, name: str, changes: Mapping[str, Any]) -> Cou
     for session in situation.sessions:
         retriever, keeper, observations = asked.for_user(session.user_id), saving.for_user(session.user_id), []
         for question in session.questions:
+            saved = {record.doc_id for record in keeper.documents(SAVED_STATES)}
             before = collection.searches
             documents, provenance = retriever.invoke_with_provenance(question.text)
             searches = collection.searches - before
-            observations.append(observe(_pieces(documents), question.doc_id, question.answers, searches))
+            unsaved = bool(saved) and question.doc_id not in saved
+            observations.append(
+                observe(_pieces(documents), question.doc_id, question.answers, searches, about_unsaved=unsaved)
+            )
             degraded.update(provenance.degraded)
             _accept(keeper, provenance, course)
         course.sessions.append(observations)

@@ -31,8 +31,10 @@ PAIRS_ID = hashlib.sha256(repr(PAIRS).encode()).hexdigest()[:8]
 _LANGUAGES = tuple(pair.language for pair in PAIRS)
 _AS_GOOD = 8
 """Own chunks that tell as much about a user's texts as the pairs do."""
-_MOST_APART = 256
-"""Chunks beyond these make a chance hit no likelier: they are of the same documents and subjects."""
+_ALIKE = 2
+"""Chunks that have one chance to be hit between them: neighbours share a subject, and some of their text."""
+_MOST_APART = 128
+"""Chances beyond which one more makes a hit no likelier: by then chunks are of the same documents and subjects."""
 _KINDS = ("unrelated", "matching")
 _WHAT = "the questions and passages that it is calibrated with"
 
@@ -139,8 +141,8 @@ class ModelScores:
     def calibrate(self, false_hit_rate: float, focus: Focus, own: Spread | None = None) -> Calibration:
         """What follows from the scores.
 
-        The scores of unrelated texts are taken to be normally distributed, and each of a user's chunks has its own
-        chance to be hit (Bonferroni): the threshold is the `1 − rate / chunks` quantile.
+        The scores of unrelated texts are taken to be normally distributed, and every two of a user's chunks have a
+        chance of their own to be hit (Bonferroni): the threshold is the `1 − rate / chances` quantile.
 
         Args:
             false_hit_rate: The share of questions, of those that nothing saved has to do with, that may be answered.
@@ -155,7 +157,7 @@ class ModelScores:
             weight = own.size / (own.size + _AS_GOOD)
             mean += weight * (own.mean - mean)
             std += weight * (own.std - std)
-        quantile = NormalDist().inv_cdf(1 - false_hit_rate / min(max(chunks, 1), _MOST_APART))
+        quantile = NormalDist().inv_cdf(1 - false_hit_rate / min(max(chunks / _ALIKE, 1), _MOST_APART))
         gap = self.matching.mean - self.unrelated.mean
         return Calibration(
             model=self.model,
