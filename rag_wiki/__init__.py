@@ -22,6 +22,7 @@ from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.lifecycle.fetch_counter import FetchCounter, SuggestionEvent
 from rag_wiki.lifecycle.state_machine import StateMachine
 from rag_wiki.retriever import RagWikiRetriever, RetrievalResult, UserStats
+from rag_wiki.search.calibration import Calibration
 from rag_wiki.storage.base import DocumentEvent, DocumentState, ForgottenUser, StateStore, UserDocRecord
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.memory import MemoryStateStore
@@ -30,6 +31,7 @@ from rag_wiki.transparency.provenance import ProvenanceBlock, SourceEntry
 __version__ = "1.0.0"
 
 __all__ = [
+    "Calibration",
     "ChunkStore",
     "ConfigurationError",
     "ContentNotFoundError",

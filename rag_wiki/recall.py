@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from difflib import SequenceMatcher
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -45,6 +44,7 @@ from rag_wiki.search.index import (
     DocumentHits,
     IndexedDocument,
     UserIndex,
+    copy_name,
     shared_cache,
     with_neighbours,
 )
@@ -54,6 +54,7 @@ from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import QueryStart, UserChange, UserDocRecord, UserView
 from rag_wiki.together import Together
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
+from rag_wiki.verdicts import CopyJudge
 
 if TYPE_CHECKING:
     from rag_wiki.by_vector import Asked, ByVectorRetriever
@@ -67,11 +68,7 @@ SuggestionCallback: TypeAlias = Callable[[SuggestionEvent], Any]
 
 _MOST_IDLE = 200
 """Idle documents that one query settles at most; the next query takes the next ones."""
-_MOST_VERDICTS = 10_000
 _MOST_WARNINGS = 1_000
-_ALIKE = 0.6
-"""`difflib`'s own rule of thumb for a close match."""
-_COMPARED_CHARS = 2_000
 _OTHER_MODEL = "other embedding model"
 _REMEDIES = {
     _OTHER_MODEL: "reindex() embeds them anew",
@@ -210,6 +207,7 @@ class Recall:
         self._global_retriever = global_retriever
         self._on_suggestion = on_suggestion
         self._access_check = access_check
+        self._judge = CopyJudge(store, chunks, self.cache, config)
         self.relevance = Relevance(store, self.cache, config, global_retriever)
         # Searching beside the wrapped retriever costs two switches of threads, some 0.1 ms: more than there is to
         # gain beside one that always answers (out of memory, say) in no time.
@@ -217,7 +215,6 @@ class Recall:
         # Calls that wait for nothing are no sooner done by many threads: one interpreter runs them in turn.
         self.call_pace = Pace(quick_ms=2.0)
         self._warned: set[str] = set()
-        self._verdicts: OrderedDict[tuple[str, str, str, str], CopyVerdict] = OrderedDict()
         self._lock = threading.Lock()
         self._beginning = Convoy(self._begin_all)
         self._applying = Convoy(self._apply_all)
@@ -254,16 +251,6 @@ class Recall:
                 return
             self._warned.add(key)
         logger.warning(message, *arguments)
-
-    def _verdict(self, key: tuple[str, str, str, str]) -> CopyVerdict | None:
-        with self._lock:
-            return self._verdicts.get(key)
-
-    def _remember_verdict(self, key: tuple[str, str, str, str], verdict: CopyVerdict) -> None:
-        with self._lock:
-            self._verdicts[key] = verdict
-            while len(self._verdicts) > _MOST_VERDICTS:
-                self._verdicts.popitem(last=False)
 
     def search_copies(self, call: Call) -> Procedure[CacheFindings]:
         """Search the user's saved copies. Never raises: what fails is said in `degraded`."""
@@ -349,7 +336,7 @@ class Recall:
             at_hand = None if vector is None else self.cache.peek(call.user_id, start.revision, name, vector.shape[0])
             if at_hand is not None and scores is not None and not at_hand.knows_unrelated(scores):
                 at_hand = None
-            if at_hand is not None and call.together is not None:
+            if at_hand is not None and call.together is not None and self.relevance.can_judge(scores):
                 yield call.together.compare(at_hand, self.relevance.limits(at_hand, scores))
             waits = at_hand is None or (call.together is None and at_hand.nbytes > _SOON_BYTES)
             hits = yield blocking(self._match, call, found, start, name, vector, scores, waits=waits)
@@ -360,7 +347,7 @@ class Recall:
 
     def _must_read(self, call: Call, record: UserDocRecord) -> bool:
         """Whether what a saved document answers with is yet to be read."""
-        return record.always_full_doc or not self.cache.has_texts(call.user_id, *_copy_of(record))
+        return record.always_full_doc or not self.cache.has_texts(call.user_id, *copy_name(record))
 
     def _match(
         self,
@@ -380,8 +367,8 @@ class Recall:
         if vector is None:
             found.mode = "keyword"
             hits = _keyword_hits(index, call.query, self.config)
-        elif not vector.any():
-            # A query without a direction: nothing was compared, so nothing missed.
+        elif not vector.any() or not self.relevance.can_judge(scores):
+            # A query without a direction, or a model of which nothing is known: nothing was compared, nothing missed.
             hits = index.pinned()
         else:
             found.mode = "semantic" if index.size else "none"
@@ -443,7 +430,7 @@ class Recall:
         cached = []
         seamless = self.config.expand_neighbours > 0 or self.config.context == "focused"
         full = {hit.document.record.doc_id: self._full_text(call, hit.document.record) for hit in hits}
-        wanted = [_copy_of(hit.document.record) for hit in hits if full[hit.document.record.doc_id] is None]
+        wanted = [copy_name(hit.document.record) for hit in hits if full[hit.document.record.doc_id] is None]
         texts = self.cache.texts(self.chunks, call.user_id, wanted)
         for hit in hits:
             doc_id = hit.document.record.doc_id
@@ -592,63 +579,13 @@ class Recall:
 
     def _judge_copies(
         self, call: Call, found: Sequence[GlobalDocument], cache: CacheFindings
-    ) -> Procedure[dict[tuple[str, str], CopyVerdict]]:
-        """Compare what the source shows with the saved copies. Almost always from memory."""
-        verdicts: dict[tuple[str, str], CopyVerdict] = {}
-        if cache.index is None:
-            return verdicts
-        for item in found:
-            document = cache.index.documents.get(item.doc_id or "")
-            if document is None or item.doc_id is None or document.record.stale_since is not None:
-                continue
-            key = (call.user_id, item.doc_id, document.record.copy_id or "", self._verdict_subject(item))
-            verdict = self._verdict(key)
-            if verdict is None:
-                try:
-                    verdict = yield blocking(self._judge_copy, call, item, document)
-                except Exception as error:
-                    self._degrade(cache.degraded, f"the copy of {item.doc_id!r} could not be checked", error)
-                    continue
-                self._remember_verdict(key, verdict)
-            verdicts[item.doc_id, item.digest] = verdict
+    ) -> Procedure[Mapping[tuple[str, str], CopyVerdict]]:
+        """What the source says about the saved copies. Almost always from memory."""
+        failed: list[tuple[str, Exception]] = []
+        verdicts = yield from self._judge.judge(call.user_id, found, cache.index, failed)
+        for what, error in failed:
+            self._degrade(cache.degraded, what, error)
         return verdicts
-
-    def _verdict_subject(self, item: GlobalDocument) -> str:
-        version = item.document.metadata.get(self.config.version_key) if self.config.version_key else None
-        return f"{item.digest}:{item.chunk_index}:{version}"
-
-    def _judge_copy(self, call: Call, item: GlobalDocument, document: IndexedDocument) -> CopyVerdict:
-        record = document.record
-        same = CopyVerdict(copy_id=record.copy_id or "")
-        key = self.config.version_key
-        if key is not None and record.source_version is not None and item.document.metadata.get(key) is not None:
-            version = str(item.document.metadata[key])
-            if version == record.source_version:
-                return same
-            return replace(same, stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
-        if item.digest in record.retrieved:
-            return same
-        stored = self.store.get(call.user_id, record.doc_id)
-        content = _flat(stored.full_content or "") if stored is not None else ""
-        if _flat(item.document.page_content) in content:
-            return same
-        if record.content_source == "retrieved" and self._is_another_part(call, item, document):
-            return replace(same, is_new=True)
-        return replace(same, stale="the source shows a text that the copy does not contain")
-
-    def _is_another_part(self, call: Call, item: GlobalDocument, document: IndexedDocument) -> bool:
-        """Whether a piece is of a part that an incomplete copy lacks, rather than a part of it that changed.
-
-        The number of the chunk tells, where it has one. Else a text that is much like one in the copy is its new
-        version (`difflib` ratio), and one that is like none is another part.
-        """
-        copy = document.copy
-        if item.chunk_index is not None:
-            return copy is None or item.chunk_index not in copy.indices
-        kept = self.cache.texts(self.chunks, call.user_id, [_copy_of(document.record)]).get(document.record.doc_id, ())
-        if isinstance(kept, CorruptDataError):
-            raise kept
-        return not any(_alike(item.document.page_content, text) for text in kept)
 
     def _apply_step(self, call: Call, answer: Answer, cache: CacheFindings) -> Step[QueryOutcome]:
         """Write what the query did; where calls are awaited, with what others of the user did at the same time."""
@@ -758,11 +695,6 @@ def _idle_keys(cache: CacheFindings) -> tuple[str, ...]:
     return () if cache.start is None else cache.start.idle_keys[:_MOST_IDLE]
 
 
-def _copy_of(record: UserDocRecord) -> tuple[str, str]:
-    """The name of a record's copy: document id, copy id."""
-    return record.doc_id, record.copy_id or ""
-
-
 def _keyword_hits(index: UserIndex, query: str, config: RagWikiRetrieverConfig) -> list[DocumentHits]:
     if index.keywords is None:
         return []
@@ -778,13 +710,3 @@ def _keyword_hits(index: UserIndex, query: str, config: RagWikiRetrieverConfig) 
     if config.expand_neighbours:
         hits = [with_neighbours(hit, config.expand_neighbours, lambda _position: 0.0) for hit in hits]
     return sorted(hits, key=lambda hit: -hit.hits[0].score)
-
-
-def _alike(one: str, other: str) -> bool:
-    matcher = SequenceMatcher(None, one[:_COMPARED_CHARS], other[:_COMPARED_CHARS], autojunk=False)
-    return matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
-
-
-def _flat(text: str) -> str:
-    """A text without regard to how its white space is laid out."""
-    return " ".join(text.split())

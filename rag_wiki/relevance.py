@@ -55,6 +55,10 @@ class Relevance:
         """Whether it must be known what the model's cosines mean."""
         return self._config.similarity_threshold == "auto" or self._config.context == "focused"
 
+    def can_judge(self, scores: ModelScores | None) -> bool:
+        """Whether it can be said what is a hit."""
+        return scores is not None or self._config.similarity_threshold != "auto"
+
     def known(self, name: str) -> ModelScores | None:
         """How the model scores, if that is known in this process."""
         return self._cache.peek_model_scores(name)
@@ -105,8 +109,8 @@ class Relevance:
                 slack = calibration.focus.words + calibration.focus.margin
                 top_k, neighbours = max(top_k, _MOST_CHUNKS), max(neighbours, 1)
         if threshold == "auto":
-            # Without its scores nothing of a model can be trusted to be a match.
-            threshold = 1.0
+            msg = "similarity_threshold='auto' needs the scores of the model"
+            raise ValueError(msg)
         return SearchLimits(threshold, top_k, neighbours, slack)
 
     def by_vector(self, model: Embeddings | None) -> ByVectorRetriever | None:

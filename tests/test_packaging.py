@@ -44,6 +44,7 @@ def test_the_public_names_are_these() -> None:
     """The top level exports what the documentation names, and nothing by accident."""
     assert rag_wiki.__all__ == sorted(rag_wiki.__all__, key=lambda name: (name.startswith("__"), name))
     assert set(rag_wiki.__all__) == {
+        "Calibration",
         "ChunkStore",
         "ConfigurationError",
         "ContentNotFoundError",

@@ -172,9 +172,12 @@ def test_a_model_that_fails_costs_the_calibration_not_the_answer() -> None:
     embed = model.embed_documents
     model.embed_documents = lambda texts: []  # type: ignore[method-assign]
     world.shows(document("global", "from the source"))
+    before = {record.cache_miss_streak for record in retriever.documents(["CLAIMED"])}
     documents, provenance = retriever.invoke_with_provenance("bees in general?")
     assert doc_ids(documents) == ["global"]
     assert [line for line in provenance.degraded if "could not be calibrated (EmbeddingError)" in line]
+    # What could not be compared has not missed.
+    assert {record.cache_miss_streak for record in retriever.documents(["CLAIMED"])} == before
     model.embed_documents = embed  # type: ignore[method-assign]
     assert doc_ids(retriever.invoke("bees in general?")) == ["bees", "global"]
 

@@ -34,6 +34,7 @@ __all__ = [
     "IndexedDocument",
     "SearchLimits",
     "UserIndex",
+    "copy_name",
     "shared_cache",
     "with_neighbours",
 ]
@@ -251,6 +252,11 @@ class UserIndex:
         return found
 
 
+def copy_name(record: UserDocRecord) -> tuple[str, str]:
+    """The name of a record's copy: document id, copy id."""
+    return record.doc_id, record.copy_id or ""
+
+
 def with_neighbours(result: DocumentHits, reach: int, score_of: Callable[[int], float]) -> DocumentHits:
     """A result with the chunks beside its hits, as far as the copy has them in a row."""
     document = result.document
@@ -405,7 +411,10 @@ class IndexCache:
                 self._text_bytes -= _bytes_of(old)
 
     def forget(self, user_id: str) -> None:
-        """Drop everything about a user."""
+        """Drop everything about a user, and the words of texts, which may be the user's."""
+        from rag_wiki.search.keyword import forget_words
+
+        forget_words()
         with self._lock:
             for key in [key for key in self._indexes if key[0] == user_id]:
                 del self._indexes[key]

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KeywordIndex", "word_shares", "words"]
+__all__ = ["KeywordIndex", "forget_words", "word_shares", "words"]
 
 Numbers: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = NDArray[np.int64]
@@ -215,6 +215,11 @@ def word_shares(query: str, texts: Sequence[str]) -> list[float]:
     weights = {word: len(word) ** _LENGTH_POWER * _rarity(len(texts), holders[word]) for word in asked}
     total = sum(weights.values())
     return [sum(weights[word] for word in own) / total if total else 0.0 for own in held]
+
+
+def forget_words() -> None:
+    """Drop what is remembered of texts."""
+    _word_set.cache_clear()
 
 
 @lru_cache(maxsize=2_048)
