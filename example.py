@@ -38,10 +38,11 @@ BISECT = "git/bisect-and-blame.md"
 
 
 class Model(NamedTuple):
-    """An embedding model, and the cosine from which its vectors say "this answers the question"."""
+    """An embedding model, from which cosine on its vectors say "this answers the question", and what is served."""
 
     embeddings: Embeddings
     threshold: float | Literal["auto"]
+    context: Literal["all", "focused"]
     name: str
 
 
@@ -96,8 +97,8 @@ def choose_model() -> Model:
 
         local = LocalEmbeddings()
     except MissingExtraError:
-        return Model(WordHashEmbeddings(), 0.25, "word hashes (they match words, not meaning)")
-    return Model(local, "auto", local.model)
+        return Model(WordHashEmbeddings(), 0.25, "all", "word hashes (they match words, not meaning)")
+    return Model(local, "auto", "focused", local.model)
 
 
 def choose_store(folder: Path) -> tuple[Callable[[], StateStore], bool]:
@@ -136,7 +137,9 @@ def remember(collection: BaseRetriever, model: Model, store: StateStore, calenda
         global_retriever=collection,
         user_id="ada",
         state_store=store,
-        config=RagWikiRetrieverConfig(similarity_threshold=model.threshold, document_roots=[DOCUMENTS]),
+        config=RagWikiRetrieverConfig(
+            similarity_threshold=model.threshold, context=model.context, document_roots=[DOCUMENTS]
+        ),
         clock=calendar,
     )
 

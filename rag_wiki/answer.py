@@ -104,10 +104,17 @@ def compose(
         if item.record.doc_id not in stale and (not only_found or item.record.doc_id in found_ids)
     }
     beside = _beside(serving, pieces, verdicts)
-    ranked = in_turn(serving.values(), beside) if focus is None else in_focus(query, serving.values(), beside, focus)
+    if focus is None:
+        ranked = in_turn(serving.values(), beside)
+    else:
+        pinned = {item.record.doc_id for item in copies.cached if item.record.pinned} | copies.wanted
+        ranked = in_focus(query, serving.values(), beside, focus, pinned)
     chosen = first_of(ranked, k)
     findings = QueryFindings(
-        fetched=_fetched(_seen(pieces, beside, ranked), (copies.unavailable.keys() | stale.keys()) & found_ids),
+        fetched=_fetched(
+            pieces if focus is None else _seen(pieces, beside, chosen),
+            (copies.unavailable.keys() | stale.keys()) & found_ids,
+        ),
         answered={
             item.record.doc_id: (item.record.copy_id or "", item.hit_chunks)
             for item in chosen
@@ -142,10 +149,10 @@ def _beside(
 
 
 def _seen(
-    pieces: Sequence[GlobalDocument], beside: Sequence[GlobalDocument], ranked: Sequence[Ranked]
+    pieces: Sequence[GlobalDocument], beside: Sequence[GlobalDocument], chosen: Sequence[Ranked]
 ) -> list[GlobalDocument]:
-    """The pieces without those that were not close enough: nobody was shown them, so they are not fetched."""
-    left_out = {id(item) for item in beside} - {id(item) for item in ranked}
+    """The pieces without those that were left out or found no room: nobody was shown them, so they are not fetched."""
+    left_out = {id(item) for item in beside} - {id(item) for item in chosen}
     return [item for item in pieces if id(item) not in left_out]
 
 

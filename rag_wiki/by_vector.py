@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -76,26 +75,33 @@ class Asked:
 class ByVectorRetriever(VectorStoreRetriever):
     """A vector-store retriever, asked by vector. To callbacks it is the retriever that it stands for."""
 
+    _original: VectorStoreRetriever = PrivateAttr()
     _method: str = PrivateAttr()
-    _embeddings: Embeddings = PrivateAttr()
+    _named: frozenset[str] = PrivateAttr()
     _conversion: str | None = PrivateAttr(default=None)
     _tries: int = PrivateAttr(default=0)
     _supported: bool = PrivateAttr(default=True)
     _to_prove: int = PrivateAttr(default=_PROVED)
-    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+    _failures: int = PrivateAttr(default=0)
 
     @classmethod
-    def of(cls, retriever: VectorStoreRetriever, method: str, embeddings: Embeddings) -> ByVectorRetriever:
+    def of(cls, original: VectorStoreRetriever, method: str) -> ByVectorRetriever:
         """The retriever's twin that searches by `method`."""
-        twin = cls(
-            name=retriever.get_name(),
-            vectorstore=retriever.vectorstore,
-            search_kwargs=retriever.search_kwargs,
-            tags=retriever.tags,
-            metadata=retriever.metadata,
-        )
-        twin._method, twin._embeddings = method, embeddings
+        twin = cls(name=original.get_name(), vectorstore=original.vectorstore)
+        twin._original, twin._method = original, method
+        twin._named = _named_parameters(getattr(original.vectorstore, method))
         return twin
+
+    def follow(self) -> bool:
+        """Take over how the original is set now; tells whether it can be asked by vector that way."""
+        original = self._original
+        self.search_kwargs, self.tags, self.metadata = original.search_kwargs, original.tags, original.metadata
+        plain = original.search_type == "similarity" and self._named.issuperset(original.search_kwargs)
+        return self._supported and plain
+
+    def stands_for(self, retriever: object) -> bool:
+        """Whether it is the twin of a retriever as it is now."""
+        return retriever is self._original and self._original.vectorstore is self.vectorstore
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, asked: Asked | None = None, **kwargs: Any
@@ -110,7 +116,7 @@ class ByVectorRetriever(VectorStoreRetriever):
         try:
             asked.keep(search(vector, **arguments))
         except Exception as error:  # what a store raises for what it can't do is up to its class
-            return self._give_up(asked, by_text, f"it can't be asked by vector ({error})")
+            return self._could_not(asked, by_text, error)
         return self._compared(asked, by_text)
 
     async def _aget_relevant_documents(
@@ -130,7 +136,7 @@ class ByVectorRetriever(VectorStoreRetriever):
         try:
             asked.keep(await self._asearch(vector, arguments))
         except Exception as error:  # what a store raises for what it can't do is up to its class
-            return self._give_up(asked, by_text, f"it can't be asked by vector ({error})")
+            return self._could_not(asked, by_text, error)
         return self._compared(asked, by_text)
 
     async def _asearch(self, vector: list[float], arguments: Mapping[str, Any]) -> Scored:
@@ -148,14 +154,24 @@ class ByVectorRetriever(VectorStoreRetriever):
         in_place = sum(one == other for one, other in zip(texts, found, strict=False))
         if same < _ALIKE * most or in_place < _IN_PLACE * most:
             return self._give_up(asked, by_text, "it finds other documents by vector than by text")
-        self._to_prove = max(self._to_prove - 1, 0)
+        # One document, or none, is found in the same order by any search.
+        if most > 1:
+            self._to_prove = max(self._to_prove - 1, 0)
         return asked.found
+
+    def _could_not(self, asked: Asked, by_text: list[Document], error: Exception) -> list[Document]:
+        """Serve what was found by text, and ask by vector again where the error may pass."""
+        asked.scores = None
+        self._failures += 1
+        if isinstance(error, (TypeError, NotImplementedError, AttributeError)) or self._failures >= _MOST_TRIES:
+            return self._give_up(asked, by_text, f"it can't be asked by vector ({type(error).__name__}: {error})")
+        return by_text
 
     def _give_up(self, asked: Asked, by_text: list[Document], why: str) -> list[Document]:
         """Ask by text from now on."""
         self._supported, asked.scores = False, None
-        logger.info(
-            "%s is asked by text, its results are ranked by their rank: %s", type(self.vectorstore).__name__, why
+        logger.warning(
+            "context='focused' ranks the results of %s by their rank: %s", type(self.vectorstore).__name__, why
         )
         return by_text
 
@@ -163,36 +179,24 @@ class ByVectorRetriever(VectorStoreRetriever):
         """What a call by vector is given, and leaves its scores in."""
         return Asked(vector)
 
-    @property
-    def knows_scores(self) -> bool:
-        """Whether it is known what the store's scores are, or that they mean nothing here."""
-        return self._conversion is not None or self._tries >= _MOST_TRIES
+    def unknown_texts(self, asked: Asked, documents: Sequence[Document]) -> list[str]:
+        """Texts whose vectors tell what the store's scores are; none when that is known, or can't be known now."""
+        if self._conversion is not None or self._tries >= _MOST_TRIES or not self._fits(asked, documents):
+            return []
+        return [documents[at].page_content for at in _some(documents)]
 
-    def cosines(self, asked: Asked, documents: Sequence[Document]) -> list[float] | None:
-        """The cosine of each document to the query; `None` where the store's scores do not tell.
+    def learn(self, asked: Asked, documents: Sequence[Document], vectors: object) -> None:
+        """Find out, by the vectors of `unknown_texts`, how a cosine follows from a score.
 
         Raises:
-            Exception: What the embedding model raises, when it is asked what the scores are.
+            EmbeddingError: The vectors can't be used.
         """
-        if not asked.scores or len(asked.scores) != len(documents):
-            return None
-        if not self.knows_scores:
-            with self._lock:
-                if not self.knows_scores:
-                    self._find_out(asked, asked.scores, documents)
-        if self._conversion is None:
-            return None
-        convert = _CONVERSIONS[self._conversion]
-        cosines = np.clip([convert(float(score)) for score in asked.scores], -1.0, 1.0)
-        return [round(float(cosine), 6) for cosine in cosines] if np.isfinite(cosines).all() else None
-
-    def _find_out(self, asked: Asked, scores: Sequence[float], documents: Sequence[Document]) -> None:
+        some = _some(documents)
+        rows = unit_rows(check_vectors(vectors, len(some), "the store's documents"))
+        if rows.shape[1] != asked.vector.unit.shape[0] or asked.scores is None:
+            return
+        true, scores = rows @ asked.vector.unit, asked.scores
         self._tries += 1
-        # First and last: the further apart their cosines, the less two conversions can agree by chance.
-        some = sorted({*range(min(_COMPARED - 1, len(documents))), len(documents) - 1})
-        texts = [documents[at].page_content for at in some]
-        rows = unit_rows(check_vectors(self._embeddings.embed_documents(texts), len(texts), "the store's documents"))
-        true = rows @ asked.vector.unit
         fitting = [
             name
             for name, convert in _CONVERSIONS.items()
@@ -202,32 +206,48 @@ class ByVectorRetriever(VectorStoreRetriever):
             self._conversion = fitting[0]
         elif not fitting or self._tries >= _MOST_TRIES:
             self._tries = _MOST_TRIES
-            logger.info(
-                "the scores of %s are no cosines of %s: its results are ranked by their rank",
+            logger.warning(
+                "context='focused' ranks the results of %s by their rank: its scores are no cosines of the texts",
                 type(self.vectorstore).__name__,
-                fingerprint(self._embeddings),
             )
 
+    def cosines(self, asked: Asked, documents: Sequence[Document]) -> list[float] | None:
+        """The cosine of each document to the query; `None` where the store's scores do not tell."""
+        if self._conversion is None or asked.scores is None or not self._fits(asked, documents):
+            return None
+        convert = _CONVERSIONS[self._conversion]
+        cosines = np.clip([convert(float(score)) for score in asked.scores], -1.0, 1.0)
+        return [round(float(cosine), 6) for cosine in cosines] if np.isfinite(cosines).all() else None
 
-def find_by_vector(retriever: object, embeddings: Embeddings | None) -> ByVectorRetriever | None:
-    """The twin of a retriever that can be asked by vector, or `None`.
+    def _fits(self, asked: Asked, documents: Sequence[Document]) -> bool:
+        """Whether each document has a score that is a number."""
+        scores = asked.scores
+        if not scores or len(scores) != len(documents):
+            return False
+        try:
+            return bool(np.isfinite(np.asarray(scores, dtype=np.float64)).all())
+        except (TypeError, ValueError):
+            return False
+
+
+def find_by_vector(
+    retriever: object, embeddings: Embeddings | None, known: ByVectorRetriever | None = None
+) -> ByVectorRetriever | None:
+    """The twin of a retriever that can be asked by vector as it is set now, or `None`; `known` if that still is it.
 
     It can where it is a `VectorStoreRetriever` that searches by plain similarity, with nothing that the store's
     method by vector does not take, on a store that embeds with the same model.
     """
-    if not isinstance(retriever, VectorStoreRetriever) or embeddings is None or retriever.search_type != "similarity":
+    if not isinstance(retriever, VectorStoreRetriever) or embeddings is None or not _is_plain(type(retriever)):
         return None
-    if not _is_plain(type(retriever)):
-        return None
+    if known is not None and known.stands_for(retriever):
+        return known
     store = retriever.vectorstore
     own = store.embeddings if isinstance(store.embeddings, Embeddings) else getattr(store, "embedding", None)
     if not isinstance(own, Embeddings) or (own is not embeddings and fingerprint(own) != fingerprint(embeddings)):
         return None
-    for method in _METHODS:
-        search = getattr(store, method, None)
-        if callable(search) and _takes(search, retriever.search_kwargs):
-            return ByVectorRetriever.of(retriever, method, embeddings)
-    return None
+    method = next((name for name in _METHODS if callable(getattr(store, name, None))), None)
+    return None if method is None else ByVectorRetriever.of(retriever, method)
 
 
 def _is_plain(kind: type[VectorStoreRetriever]) -> bool:
@@ -238,10 +258,15 @@ def _is_plain(kind: type[VectorStoreRetriever]) -> bool:
     ) and (kind.invoke is BaseRetriever.invoke and kind.ainvoke is BaseRetriever.ainvoke)
 
 
-def _takes(search: Callable[..., object], arguments: Mapping[str, Any]) -> bool:
-    """Whether a function takes these arguments by name, rather than among others that it may pass on."""
+def _some(documents: Sequence[Document]) -> list[int]:
+    """First and last: the further apart their cosines, the less two conversions can agree by chance."""
+    return sorted({*range(min(_COMPARED - 1, len(documents))), len(documents) - 1})
+
+
+def _named_parameters(search: Callable[..., object]) -> frozenset[str]:
+    """The arguments that a function takes by name, rather than among others that it may pass on."""
     try:
         named = inspect.signature(search).parameters
     except (TypeError, ValueError):
-        return False
-    return set(arguments) <= {name for name, parameter in named.items() if parameter.kind is not parameter.VAR_KEYWORD}
+        return frozenset()
+    return frozenset(name for name, parameter in named.items() if parameter.kind is not parameter.VAR_KEYWORD)

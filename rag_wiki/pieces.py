@@ -7,6 +7,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
+from operator import itemgetter
 from pathlib import PurePath, PurePosixPath
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,6 +23,7 @@ from rag_wiki.texts import join_texts, shared_length
 
 __all__ = ["CachedDocument", "GlobalDocument", "copy_metadata", "identify", "label", "read_global"]
 
+_POSITION = itemgetter(0)
 _ATOMS = (str, int, float, bool, type(None))
 _BEYOND_ANY_ID = 10**100
 """Python refuses to write out numbers of some thousand digits."""
@@ -110,11 +112,16 @@ class CachedDocument(NamedTuple):
 
     def keeping(self, kept: Sequence[ChunkHit]) -> CachedDocument:
         """It with some of its hits, and what is beside them: neighbours that are wanted, the rest of a cut passage."""
-        beside = [
-            hit._replace(is_neighbour=True)
-            for hit in self.found.hits
-            if hit not in kept and any(self._belongs_to(hit, other) for other in kept)
-        ]
+        # A document that answers with all of its text has everything along already.
+        beside = (
+            []
+            if self.full_document
+            else [
+                hit._replace(is_neighbour=True)
+                for hit in self.found.hits
+                if hit not in kept and any(self._belongs_to(hit, other) for other in kept)
+            ]
+        )
         return self._replace(found=self.found._replace(hits=(*kept, *beside)))
 
     def _belongs_to(self, hit: ChunkHit, other: ChunkHit) -> bool:
@@ -201,4 +208,5 @@ def copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_document_order(found: DocumentHits) -> list[ChunkHit]:
-    return sorted(found.hits, key=lambda hit: hit.position)
+    # A hit begins with its position, and no two have the same.
+    return sorted(found.hits, key=_POSITION)

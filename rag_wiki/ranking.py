@@ -23,7 +23,11 @@ def in_turn(serving: Collection[CachedDocument], beside: Sequence[GlobalDocument
 
 
 def in_focus(
-    query: str, serving: Collection[CachedDocument], beside: Sequence[GlobalDocument], focus: Focus
+    query: str,
+    serving: Collection[CachedDocument],
+    beside: Sequence[GlobalDocument],
+    focus: Focus,
+    pinned: Collection[str] = (),
 ) -> list[Ranked]:
     """One ranking of saved and global pieces, of what lies within the margin of the best.
 
@@ -32,12 +36,19 @@ def in_focus(
 
     Pieces without a cosine are ranked by their rank, in turn with the saved documents, and never left out. A pinned
     document that is no hit, or lies too low, comes along at the end with its best chunk.
+
+    Args:
+        query: What was asked.
+        serving: The saved documents that may answer.
+        beside: The pieces that no saved document stands for.
+        focus: How close to the best.
+        pinned: Documents whose pieces are never left out: they are pinned, and their copy can't answer.
     """
     # Its tables of scripts take some milliseconds to make, which only a focused retriever should pay.
     from rag_wiki.search.keyword import word_shares
 
     hits = [item for item in serving if item.found.above_threshold]
-    chunks = [(item, hit) for item in hits for hit in item.hits]
+    chunks = [(item, hit) for item in hits for hit in item.hits[: 1 if item.full_document else None]]
     comparable = [item for item in beside if item.score is not None]
     comparable = comparable if len(comparable) == len(beside) else []
     texts = [item.text_of(hit) for item, hit in chunks] + [item.document.page_content for item in comparable]
@@ -57,7 +68,7 @@ def in_focus(
         return [*_alternating(cached, beside), *along]
     near = list(zip(comparable, scores[len(chunks) :], strict=True))
     ranked: list[tuple[float, Ranked]] = [(close[item.record.doc_id][0], item) for item in cached]
-    ranked += [(score, item) for item, score in near if score >= floor]
+    ranked += [(score, item) for item, score in near if score >= floor or item.doc_id in pinned]
     ranked.sort(key=lambda scored: -scored[0])
     return [*(item for _, item in ranked), *along]
 

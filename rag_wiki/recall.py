@@ -38,6 +38,7 @@ from rag_wiki.pieces import CachedDocument, GlobalDocument, read_global
 from rag_wiki.relevance import Relevance
 from rag_wiki.saving import SaveOrder, Saver
 from rag_wiki.search.calibration import Calibration, Focus, ModelScores
+from rag_wiki.search.calibration_pairs import PAIRS
 from rag_wiki.search.embedding import FoundEmbeddings, QueryVector, check_query_vector, find_embeddings, fingerprint
 from rag_wiki.search.index import (
     ChunkHit,
@@ -103,6 +104,10 @@ class Call:
     """The wrapped retriever, where it can be asked by vector."""
     asked: Asked | None = None
     """What it was asked by vector, and the scores that it gave."""
+    gauged: bool = False
+    """Whether it was asked what the model's cosines mean."""
+    scores: ModelScores | None = None
+    """What they mean."""
 
     def timed(self, stage: str) -> _Stage:
         """Note how long a stage takes, in milliseconds."""
@@ -208,7 +213,7 @@ class Recall:
         self._on_suggestion = on_suggestion
         self._access_check = access_check
         self._judge = CopyJudge(store, chunks, self.cache, config)
-        self.relevance = Relevance(store, self.cache, config, global_retriever)
+        self.relevance = Relevance(store, self.cache, config, global_retriever, clock)
         # Searching beside the wrapped retriever costs two switches of threads, some 0.1 ms: more than there is to
         # gain beside one that always answers (out of memory, say) in no time.
         self.global_pace = Pace(quick_ms=0.5)
@@ -307,19 +312,21 @@ class Recall:
         return call.vector
 
     def _scores(self, call: Call, degraded: list[str]) -> Procedure[ModelScores | None]:
-        """What is known of the model; `None` where nobody needs it, or it can't be had."""
+        """What is known of the model; `None` where it can't be had. Asked for once a call."""
         model = self.embeddings.model
-        if model is None or not self.relevance.needs_scores:
+        if model is None or call.vector is None:
             return None
-        name = self.model_name(model)
-        known = self.relevance.known(name)
-        if known is None:
-            try:
-                with call.timed("calibrate"):
-                    known = yield blocking(self.relevance.scores, model, name)
-            except Exception as error:  # somebody else's model may raise anything
-                self._degrade(degraded, "the embedding model could not be calibrated", error)
-        return known
+        if not call.gauged:
+            call.gauged = True
+            name, width = self.model_name(model), call.vector.unit.shape[0]
+            call.scores = self.relevance.known(name, width)
+            if call.scores is None:
+                try:
+                    with call.timed("calibrate"):
+                        call.scores = yield self.relevance.gauge.scores(model, name, width)
+                except Exception as error:  # somebody else's model may raise anything
+                    self._degrade(degraded, "the embedding model could not be calibrated", error)
+        return call.scores
 
     def _search_index(self, call: Call, found: CacheFindings, start: QueryStart) -> Procedure[None]:
         model = self.embeddings.model
@@ -331,7 +338,8 @@ class Recall:
                 self._degrade(found.degraded, "the query could not be embedded, saved copies were not searched", error)
                 return
             name = self.model_name(model)
-            scores = yield from self._scores(call, found.degraded)
+            if self.relevance.needs_scores:
+                scores = yield from self._scores(call, found.degraded)
         with call.timed("search"):
             at_hand = None if vector is None else self.cache.peek(call.user_id, start.revision, name, vector.shape[0])
             if at_hand is not None and scores is not None and not at_hand.knows_unrelated(scores):
@@ -460,14 +468,16 @@ class Recall:
 
         `documents` are the wrapped retriever's; `None` when it was not asked.
         """
-        focus, cosines = yield from self._focus(call, cache, documents)
-        found = None
-        if documents is not None:
-            found = [read_global(item, self.config, score) for item, score in zip(documents, cosines, strict=True)]
+        focus, cosines = None, None
+        if self.config.context == "focused" and cache.mode != "keyword":
+            focus, cosines = yield from self._focus(call, cache, documents)
+        found = None if documents is None else _read_all(documents, self.config, cosines)
         if any(item.doc_id is None for item in found or ()):
             self._warn_once("no id", _NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
         with call.timed("apply"):
-            verdicts = yield from self._judge_copies(call, found or (), cache)
+            verdicts: Mapping[tuple[str, str], CopyVerdict] = {}
+            if found and cache.index is not None:
+                verdicts = yield from self._judge_copies(call, found, cache.index, cache.degraded)
             answer = compose(
                 found,
                 cache,
@@ -506,64 +516,82 @@ class Recall:
 
     def _focus(
         self, call: Call, cache: CacheFindings, documents: Sequence[Document] | None
-    ) -> Procedure[tuple[Focus | None, Sequence[float | None]]]:
+    ) -> Procedure[tuple[Focus | None, Sequence[float] | None]]:
         """How close to the best an answer keeps, and the cosine of each of the wrapped retriever's documents."""
-        focus, cosines = None, None
-        if self.config.context == "focused" and cache.mode != "keyword":
-            scores = yield from self._scores(call, cache.degraded)
-            focus = None if scores is None else self.relevance.focus(scores)
-            if scores is not None and focus is None:
-                self._warn_once(
-                    f"not telling: {scores.model}",
-                    "the embedding model %s scores unrelated texts (%.2f) about as high as matching ones (%.2f): "
-                    "context='focused' leaves nothing out",
-                    scores.model,
-                    scores.unrelated.mean,
-                    scores.matching.mean,
-                )
-        if focus is not None and call.by_vector is not None and call.asked is not None and documents:
-            twin = call.by_vector
+        cosines = None
+        scores = yield from self._scores(call, cache.degraded)
+        focus = None if scores is None else self.relevance.focus(scores)
+        if scores is not None and focus is None:
+            self._warn_once(
+                f"not telling: {scores.model}",
+                "the embedding model %s scores unrelated texts (%.2f) about as high as matching ones (%.2f): "
+                "context='focused' leaves nothing out",
+                scores.model,
+                scores.unrelated.mean,
+                scores.matching.mean,
+            )
+        model = self.embeddings.model
+        if focus is not None and model is not None and call.by_vector is not None and call.asked is not None:
+            twin, found = call.by_vector, documents or ()
             try:
-                cosines = yield blocking(twin.cosines, call.asked, documents, waits=not twin.knows_scores)
+                texts = twin.unknown_texts(call.asked, found)
+                if texts:
+                    vectors = yield Step(partial(model.embed_documents, texts), partial(model.aembed_documents, texts))
+                    twin.learn(call.asked, found, vectors)
+                cosines = twin.cosines(call.asked, found)
             except Exception as error:  # somebody else's model may raise anything
                 self._degrade(cache.degraded, "it could not be found out what the store's scores are", error)
-        return focus, cosines if cosines is not None else [None] * len(documents or ())
+        return focus, cosines
 
     def _watch_threshold(self, answer: Answer, cache: CacheFindings) -> None:
         """Say once that a threshold means nothing with the model in use."""
         if cache.threshold is None or not cache.searched or self.config.similarity_threshold == "auto":
             return
-        had_chance = not cache.searched.isdisjoint(answer.found_ids)
-        problem = self.relevance.watch.note(len(cache.searched), len(cache.matched), had_chance=had_chance)
-        if problem is not None:
-            self._warn_threshold(problem)
+        found = cache.searched & answer.found_ids
+        problem = self.relevance.watch.note(len(cache.searched), len(cache.matched), found)
+        if problem is None:
+            return
+        model = self.embeddings.model
+        known = None if model is None else self.relevance.known(self.model_name(model))
+        if known is None or self.relevance.calibrate(known, None).problem_with(cache.threshold) is not None:
+            self._warn_threshold(f"{problem}; calibrate() tells more")
 
     def _warn_threshold(self, problem: str) -> None:
         model = self.embeddings.model
         self._warn_once(
             "threshold",
-            "similarity_threshold=%s says nothing with the embedding model %s: %s. similarity_threshold='auto' "
+            "similarity_threshold=%s seems to say nothing with the embedding model %s: %s. similarity_threshold='auto' "
             "finds one that does",
             self.config.similarity_threshold,
             None if model is None else self.model_name(model),
             problem,
         )
 
-    def calibrate(self, user_id: str | None, model: Embeddings, *, anew: bool) -> Calibration:
+    def calibrate(self, user_id: str | None, model: Embeddings, *, anew: bool) -> Procedure[Calibration]:
         """What the model's cosines mean for a user's saved chunks; measured once for each model, or anew."""
-        scores = self.relevance.scores(model, self.model_name(model), anew=anew)
-        index = None
-        if user_id is not None:
-            start = self._begin(user_id)
-            width = scores.questions.shape[1]
-            if start.saved:
-                index = self.cache.get(self.store, self.chunks, user_id, start.revision, scores.model, width)
+        name = self.model_name(model)
+        known = self.relevance.known(name)
+        if known is None:
+            width = check_query_vector((yield embed_query(model, PAIRS[0].question))).unit.shape[0]
+        else:
+            width = known.questions.shape[1]
+        # Another worker may have measured it anew.
+        scores = None if anew else (yield blocking(self.relevance.gauge.kept, name, width)) or known
+        if scores is None:
+            scores = yield self.relevance.gauge.scores(model, name, width, anew=anew)
+        index = None if user_id is None else (yield blocking(self._index_of, user_id, name, width))
         calibration = self.relevance.calibrate(scores, index)
         threshold = self.config.similarity_threshold
         problem = None if threshold == "auto" else calibration.problem_with(threshold)
         if problem is not None:
             self._warn_threshold(problem)
         return calibration
+
+    def _index_of(self, user_id: str, name: str, width: int) -> UserIndex | None:
+        start = self._begin(user_id)
+        if not start.saved:
+            return None
+        return self.cache.get(self.store, self.chunks, user_id, start.revision, name, width)
 
     def threshold_in_use(self, user_id: str) -> float | None:
         """The cosine from which a saved chunk of the user answers; `None` while nothing is calibrated here."""
@@ -578,13 +606,13 @@ class Recall:
         return self.relevance.calibrate(scores, index).threshold
 
     def _judge_copies(
-        self, call: Call, found: Sequence[GlobalDocument], cache: CacheFindings
+        self, call: Call, found: Sequence[GlobalDocument], index: UserIndex, degraded: list[str]
     ) -> Procedure[Mapping[tuple[str, str], CopyVerdict]]:
         """What the source says about the saved copies. Almost always from memory."""
         failed: list[tuple[str, Exception]] = []
-        verdicts = yield from self._judge.judge(call.user_id, found, cache.index, failed)
+        verdicts = yield from self._judge.judge(call.user_id, found, index, failed)
         for what, error in failed:
-            self._degrade(cache.degraded, what, error)
+            self._degrade(degraded, what, error)
         return verdicts
 
     def _apply_step(self, call: Call, answer: Answer, cache: CacheFindings) -> Step[QueryOutcome]:
@@ -683,6 +711,14 @@ _NO_ID_WARNING = (
 def embed_query(model: Embeddings, query: str) -> Step[Any]:
     """Embed a query, by the model's own async method when awaited."""
     return Step(lambda: model.embed_query(query), lambda: model.aembed_query(query))
+
+
+def _read_all(
+    documents: Sequence[Document], config: RagWikiRetrieverConfig, cosines: Sequence[float] | None
+) -> list[GlobalDocument]:
+    if cosines is None:
+        return [read_global(document, config) for document in documents]
+    return [read_global(document, config, cosine) for document, cosine in zip(documents, cosines, strict=True)]
 
 
 def _concerned(answer: Answer) -> list[str]:

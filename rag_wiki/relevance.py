@@ -2,38 +2,195 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import run_in_executor
 
+from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
-from rag_wiki.errors import CorruptDataError
-from rag_wiki.search.calibration import Calibration, Focus, ModelScores
+from rag_wiki.errors import CorruptDataError, EmbeddingError
+from rag_wiki.search.calibration import PAIRS_ID, Calibration, Focus, ModelScores
 from rag_wiki.search.calibration_pairs import PAIRS
+from rag_wiki.search.embedding import check_vectors
 from rag_wiki.search.index import IndexCache, SearchLimits, UserIndex
+from rag_wiki.steps import Procedure, Step, arun, run
 from rag_wiki.storage.base import StateStore
 
 if TYPE_CHECKING:
     from rag_wiki.by_vector import ByVectorRetriever
 
-__all__ = ["Relevance"]
+__all__ = ["ModelGauge", "Relevance", "ThresholdWatch"]
 
 logger = logging.getLogger("rag_wiki")
 
+_ModelKey: TypeAlias = tuple[str, int]
+
 _MOST_CHUNKS = 8
 """Chunks of a document that are looked at for a focused answer, which takes some of them."""
+_BACK_OFF = timedelta(seconds=10)
+"""How long a model that could not be measured is not asked again: 48 texts are much to fail with on each call."""
+_AT_ONCE = 8
+"""Questions that are embedded at the same time where they are awaited."""
 _ENOUGH_SEARCHES = 20
-_ENOUGH_DOCUMENTS = 4
+_ENOUGH_DOCUMENTS = 6
 _NEARLY_ALL = 0.95
 """The share of saved documents that answer, over so many searches in so many documents, of which one is told."""
 _ENOUGH_CHANCES = 20
-"""Searches without a hit although the wrapped retriever found a saved document, of which one is told."""
+_ENOUGH_CHANCED = 3
+"""Searches without a hit although the wrapped retriever found a saved document, one of so many."""
+
+
+class ModelGauge:
+    """Measures what the cosines of embedding models mean: once for each, for all workers on a store.
+
+    Args:
+        store: Keeps what was measured.
+        cache: Keeps it in this process.
+        batch_size: Texts that are embedded in one call.
+        clock: Tells the time.
+    """
+
+    def __init__(self, store: StateStore, cache: IndexCache, batch_size: int, clock: Clock) -> None:
+        self._store = store
+        self._cache = cache
+        self._batch_size = batch_size
+        self._clock = clock
+        self._measuring = threading.Lock()
+        self._awaited: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[ModelScores]] = {}
+        self._failed: dict[str, tuple[datetime, Exception]] = {}
+        self._torn: set[_ModelKey] = set()
+
+    def scores(self, model: Embeddings, name: str, width: int, *, anew: bool = False) -> Step[ModelScores]:
+        """How a model of a width scores: known here, kept in the store, or measured now and kept.
+
+        Several that ask at the same time wait for one measurement.
+
+        Raises:
+            EmbeddingError: The model's vectors can't be used.
+            Exception: What the model raises; again for some seconds, without asking it, unless it is to be anew.
+        """
+        return Step(lambda: self._scores(model, name, width, anew), lambda: self._ascores(model, name, width, anew))
+
+    def _scores(self, model: Embeddings, name: str, width: int, anew: bool) -> ModelScores:
+        with self._measuring:
+            known = self._known_before(name, width, anew)
+            if known is None:
+                try:
+                    measured = run(self._measure(model, name, width))
+                except Exception as error:
+                    self._failed[name] = self._clock(), error
+                    raise
+                known = self._keep(measured, anew)
+            return known
+
+    async def _ascores(self, model: Embeddings, name: str, width: int, anew: bool) -> ModelScores:
+        key = asyncio.get_running_loop(), f"{width} {anew} {name}"
+        task = self._awaited.get(key)
+        if task is None:
+            task = self._awaited[key] = asyncio.ensure_future(self._ascores_alone(model, name, width, anew))
+            task.add_done_callback(partial(self._forget_task, key))
+        # Whoever is cancelled must not take the others' measurement along.
+        return await asyncio.shield(task)
+
+    def _forget_task(self, key: tuple[asyncio.AbstractEventLoop, str], task: asyncio.Task[ModelScores]) -> None:
+        self._awaited.pop(key, None)
+        if not task.cancelled():
+            # Looked at, for where nobody waits any more.
+            task.exception()
+
+    async def _ascores_alone(self, model: Embeddings, name: str, width: int, anew: bool) -> ModelScores:
+        known = await run_in_executor(None, self._known_before, name, width, anew)
+        if known is None:
+            try:
+                measured = await arun(self._measure(model, name, width))
+            except Exception as error:
+                self._failed[name] = self._clock(), error
+                raise
+            known = await run_in_executor(None, self._keep, measured, anew)
+        return known
+
+    def _known_before(self, name: str, width: int, anew: bool) -> ModelScores | None:
+        """What is known already; raises what measuring raised a moment ago."""
+        if anew:
+            return None
+        known = self._cache.model_scores(name, width) or self.kept(name, width)
+        when, error = self._failed.get(name, (None, None))
+        if known is None and when is not None and error is not None and abs(self._clock() - when) < _BACK_OFF:
+            raise error
+        return known
+
+    def kept(self, name: str, width: int) -> ModelScores | None:
+        """What the store has; nothing where it does not answer, which must not keep a model from being measured."""
+        try:
+            text = self._store.note(_note_of(name, width))
+            known = None if text is None else ModelScores.load(name, text)
+        except CorruptDataError as error:
+            self._torn.add((name, width))
+            logger.warning("%s", error)
+            return None
+        except Exception as error:  # what a store raises is up to its class
+            logger.warning("the calibration of %s could not be read: %s: %s", name, type(error).__name__, error)
+            return None
+        if known is not None:
+            self._cache.keep_model_scores(known)
+        return known
+
+    def _measure(self, model: Embeddings, name: str, width: int) -> Procedure[ModelScores]:
+        questions = yield Step(
+            lambda: [model.embed_query(pair.question) for pair in PAIRS], partial(_aembed_questions, model)
+        )
+        passages: list[object] = []
+        for first in range(0, len(PAIRS), self._batch_size):
+            texts = [pair.passage for pair in PAIRS[first : first + self._batch_size]]
+            vectors = yield Step(partial(model.embed_documents, texts), partial(model.aembed_documents, texts))
+            passages.extend(check_vectors(vectors, len(texts), "the calibration", "Calibrating again is safe."))
+        measured = ModelScores.measure(name, questions, passages)
+        if measured.questions.shape[1] != width:
+            msg = f"the model {name} gave vectors of the widths {width} and {measured.questions.shape[1]}"
+            raise EmbeddingError(msg)
+        return measured
+
+    def _keep(self, measured: ModelScores, anew: bool) -> ModelScores:
+        """Keep it here and in the store; of several workers' the first counts, until it is made anew."""
+        name, width, text = measured.model, measured.questions.shape[1], measured.dump()
+        try:
+            if anew or (name, width) in self._torn:
+                self._store.replace_note(_note_of(name, width), text)
+                self._torn.discard((name, width))
+            else:
+                text = self._store.keep_note(_note_of(name, width), text)
+        except Exception as error:  # measured is measured
+            logger.warning("the calibration of %s could not be kept: %s: %s", name, type(error).__name__, error)
+        known = ModelScores.load(name, text)
+        self._cache.keep_model_scores(known)
+        self._failed.pop(name, None)
+        logger.info("calibrated %s: %s", name, known)
+        return known
+
+
+async def _aembed_questions(model: Embeddings) -> Sequence[object]:
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def embed_one(question: str) -> object:
+        async with turns:
+            return await model.aembed_query(question)
+
+    return await asyncio.gather(*(embed_one(pair.question) for pair in PAIRS))
+
+
+def _note_of(name: str, width: int) -> str:
+    return f"calibration {PAIRS_ID} {width} {name}"
 
 
 class Relevance:
-    """Threshold and focus of a retriever, and what is known of its embedding model."""
+    """Threshold and focus of a retriever."""
 
     def __init__(
         self,
@@ -41,13 +198,13 @@ class Relevance:
         cache: IndexCache,
         config: RagWikiRetrieverConfig,
         global_retriever: object,
+        clock: Clock,
     ) -> None:
-        self._store = store
         self._cache = cache
         self._config = config
         self._global_retriever = global_retriever
-        self._measuring = threading.Lock()
         self._by_vector: tuple[Embeddings, ByVectorRetriever | None] | None = None
+        self.gauge = ModelGauge(store, cache, config.embedding_batch_size, clock)
         self.watch = ThresholdWatch()
 
     @property
@@ -59,36 +216,9 @@ class Relevance:
         """Whether it can be said what is a hit."""
         return scores is not None or self._config.similarity_threshold != "auto"
 
-    def known(self, name: str) -> ModelScores | None:
-        """How the model scores, if that is known in this process."""
-        return self._cache.peek_model_scores(name)
-
-    def scores(self, model: Embeddings, name: str, *, anew: bool = False) -> ModelScores:
-        """How the model scores: known here, kept in the store, or measured now and kept.
-
-        Raises:
-            EmbeddingError: The model's vectors can't be used.
-            Exception: What the model or the store raises.
-        """
-        with self._measuring:
-            try:
-                known = None if anew else self._cache.model_scores(self._store, name)
-            except CorruptDataError as error:
-                logger.warning("%s", error)
-                known, anew = None, True
-            if known is None:
-                measured = self._measure(model, name)
-                known = self._cache.keep_model_scores(self._store, measured, anew=anew)
-                logger.info("calibrated %s: %s", name, known)
-            return known
-
-    def _measure(self, model: Embeddings, name: str) -> ModelScores:
-        questions = [model.embed_query(pair.question) for pair in PAIRS]
-        passages: list[list[float]] = []
-        for first in range(0, len(PAIRS), self._config.embedding_batch_size):
-            batch = PAIRS[first : first + self._config.embedding_batch_size]
-            passages += model.embed_documents([pair.passage for pair in batch])
-        return ModelScores.measure(name, questions, passages)
+    def known(self, name: str, width: int | None = None) -> ModelScores | None:
+        """How the model scores, if that is known in this process; of the width asked about last, where none is said."""
+        return self._cache.model_scores(name, width)
 
     def calibrate(self, scores: ModelScores, index: UserIndex | None) -> Calibration:
         """What the scores mean for a user's saved chunks."""
@@ -114,15 +244,16 @@ class Relevance:
         return SearchLimits(threshold, top_k, neighbours, slack)
 
     def by_vector(self, model: Embeddings | None) -> ByVectorRetriever | None:
-        """The wrapped retriever, if it can be asked by the query's vector, where that is wanted."""
+        """The wrapped retriever, if it can be asked by the query's vector as it is set now, where that is wanted."""
         if self._config.context != "focused" or model is None:
             return None
-        if self._by_vector is None or self._by_vector[0] is not model:
-            # A class of pydantic's takes some milliseconds to make, which only a focused retriever should pay.
-            from rag_wiki.by_vector import find_by_vector
+        # A class of pydantic's takes some milliseconds to make, which only a focused retriever should pay.
+        from rag_wiki.by_vector import find_by_vector
 
-            self._by_vector = model, find_by_vector(self._global_retriever, model)
-        return self._by_vector[1]
+        known = self._by_vector[1] if self._by_vector is not None and self._by_vector[0] is model else None
+        twin = find_by_vector(self._global_retriever, model, known)
+        self._by_vector = model, twin
+        return twin if twin is not None and twin.follow() else None
 
     def focus(self, scores: ModelScores) -> Focus | None:
         """How close to the best an answer keeps."""
@@ -130,29 +261,32 @@ class Relevance:
 
 
 class ThresholdWatch:
-    """Notices a threshold that says nothing with the model in use: everything passes it, or nothing does."""
+    """Notices a threshold that seems to say nothing with the model in use: everything passes it, or nothing does."""
 
     def __init__(self) -> None:
         self._searches = self._compared = self._passed = self._chances = 0
+        self._chanced: set[str] = set()
+        self._some_passed = False
 
-    def note(self, compared: int, passed: int, *, had_chance: bool) -> str | None:
-        """Note a search; returns what is wrong with the threshold, when that is clear.
+    def note(self, compared: int, passed: int, found: frozenset[str]) -> str | None:
+        """Note a search; returns what seems to be wrong with the threshold, when that is clear.
 
         Args:
             compared: Saved documents that were compared.
             passed: How many of them passed.
-            had_chance: Whether the wrapped retriever found one of them.
+            found: Which of them the wrapped retriever found.
         """
         if compared >= _ENOUGH_DOCUMENTS:
             self._searches += 1
             self._compared += compared
             self._passed += passed
-        if passed:
-            self._chances = -1
-        elif had_chance and self._chances >= 0:
+        self._some_passed = self._some_passed or passed > 0
+        if found and not self._some_passed and self._chances < _ENOUGH_CHANCES:
             self._chances += 1
+            self._chanced |= found
         if self._searches >= _ENOUGH_SEARCHES and self._passed >= _NEARLY_ALL * self._compared:
             return "nearly every saved document passes it on nearly every question"
-        if self._chances >= _ENOUGH_CHANCES:
+        enough = self._chances >= _ENOUGH_CHANCES and len(self._chanced) >= _ENOUGH_CHANCED
+        if enough and not self._some_passed:
             return "no saved document ever passed it, not even those that the wrapped retriever found"
         return None

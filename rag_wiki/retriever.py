@@ -406,7 +406,8 @@ class RagWikiRetriever(BaseRetriever):
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
         start = time.perf_counter()
-        run(self._recall.prepare(call))
+        if self.config.context == "focused":
+            run(self._recall.prepare(call))
         if self._asks_on_miss(call):
             cache = run(self._recall.search_copies(call))
             found = None if cache.answered else self._ask_global(call, run_manager)
@@ -433,7 +434,8 @@ class RagWikiRetriever(BaseRetriever):
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
         start = time.perf_counter()
-        await arun(self._recall.prepare(call))
+        if self.config.context == "focused":
+            await arun(self._recall.prepare(call))
         if self._asks_on_miss(call):
             cache = await arun(self._recall.search_copies(call))
             found = None if cache.answered else await self._aask_global(call, run_manager)
@@ -782,11 +784,13 @@ class RagWikiRetriever(BaseRetriever):
         """
         named = self.user_id if user_id is None else user_id
         user = None if named is None else self._user(named)
-        return self._recall.calibrate(user, self._recall.needed_embeddings("calibrating"), anew=anew)
+        return run(self._recall.calibrate(user, self._recall.needed_embeddings("calibrating"), anew=anew))
 
     async def acalibrate(self, user_id: str | None = None, *, anew: bool = False) -> Calibration:
         """`calibrate` without blocking the event loop."""
-        return await run_in_executor(None, lambda: self.calibrate(user_id, anew=anew))
+        named = self.user_id if user_id is None else user_id
+        user = None if named is None else self._user(named)
+        return await arun(self._recall.calibrate(user, self._recall.needed_embeddings("calibrating"), anew=anew))
 
     def forget_user(self, user_id: str | None = None) -> ForgottenUser:
         """Remove every trace of the user from the state store, the chunk store and this process, and count it."""

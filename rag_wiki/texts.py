@@ -6,15 +6,21 @@ from collections.abc import Sequence
 
 __all__ = ["join_texts", "shared_length"]
 
-_SHORTEST_OVERLAP = 20
-"""Characters that two chunks share by chance at most."""
-_LONGEST_OVERLAP = 1000
+_SHORTEST_OVERLAP = 10
+"""Characters that the end of a chunk and the start of the next have in common by chance at most."""
 
 
 def shared_length(text: str, following: str) -> int:
     """How many characters at the end of a chunk are the start of the next; nothing where that may be chance."""
-    longest = min(_LONGEST_OVERLAP, len(text), len(following))
-    return next((size for size in range(longest, _SHORTEST_OVERLAP - 1, -1) if text.endswith(following[:size])), 0)
+    start = following[:_SHORTEST_OVERLAP]
+    if len(start) < _SHORTEST_OVERLAP:
+        return 0
+    at = text.find(start, max(len(text) - len(following), 0))
+    while at >= 0:
+        if following.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(start, at + 1)
+    return 0
 
 
 def join_texts(texts: Sequence[str]) -> str:

@@ -42,13 +42,11 @@ class CopyJudge:
         self,
         user_id: str,
         found: Sequence[GlobalDocument],
-        index: UserIndex | None,
+        index: UserIndex,
         degraded: list[tuple[str, Exception]],
     ) -> Procedure[dict[tuple[str, str], CopyVerdict]]:
         """Compare what the source shows with the saved copies. Almost always from memory."""
         verdicts: dict[tuple[str, str], CopyVerdict] = {}
-        if index is None:
-            return verdicts
         for item in found:
             document = index.documents.get(item.doc_id or "")
             if document is None or item.doc_id is None or document.record.stale_since is not None:

@@ -391,15 +391,116 @@ def test_a_query_that_can_t_be_embedded_is_the_retriever_s_own_matter() -> None:
         retriever.invoke(QUESTION)
 
 
-def test_what_nobody_saw_is_not_fetched() -> None:
-    """Only documents that were close enough to be served are counted, and suggested."""
+@pytest.mark.parametrize(("k", "seen"), [(None, ["hive", "honey"]), (1, ["hive"])])
+def test_what_nobody_saw_is_not_fetched(k: int | None, seen: list[str]) -> None:
+    """Only documents that were close enough, and found room, are counted and suggested."""
     model = low()
     world = World(embeddings=model)
-    retriever = focused(store_of(model).as_retriever(search_kwargs={"k": 4}), model, world)
-    for number in range(3):
-        _, provenance = retriever.invoke_with_provenance(f"bees {number}")
-    assert sorted(event.doc_id for event in provenance.suggestions) == ["hive", "honey"]
-    assert sorted(record.doc_id for record in retriever.documents()) == ["hive", "honey"]
+    retriever = focused(store_of(model).as_retriever(search_kwargs={"k": 4}), model, world, k=k)
+    for _ in range(3):
+        _, provenance = retriever.invoke_with_provenance(QUESTION)
+    assert sorted(event.doc_id for event in provenance.suggestions) == seen
+    assert sorted(record.doc_id for record in retriever.documents()) == seen
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_whole_document_is_served_whole(pinned: bool) -> None:
+    """A document that answers with all of its text does so in a focused answer too."""
+    model = low()
+    world = World(embeddings=model)
+    retriever = focused(store_of(model).as_retriever(), model, world, similarity_threshold="auto")
+    text = "bees fly.\n\ntaxes are due.\n\nsonatas have parts."
+    world.save(world.retriever(text_splitter=Paragraphs()), "own", text)
+    retriever.set_always_full_doc("own")
+    if pinned:
+        retriever.force_pin("own")
+    for question in (QUESTION, "volcanoes and their smoke?"):
+        served = [item.page_content for item in retriever.invoke(question) if item.metadata["doc_id"] == "own"]
+        assert served == ([text] if pinned or question == QUESTION else [])
+
+
+def test_changes_of_the_wrapped_retriever_count_at_once() -> None:
+    """A filter, a `k`, another store or another kind of search that is set later is what the next question gets."""
+    model = low()
+    store = store_of(model)
+    wrapped = store.as_retriever(search_kwargs={"k": 4, "filter": lambda item: item.metadata["doc_id"] != "hive"})
+    retriever = focused(wrapped, model, focus_margin=10.0)
+    settled(retriever)
+    assert doc_ids(retriever.invoke(QUESTION)) == ["honey", "wax", "tax"]
+    wrapped.search_kwargs["filter"] = lambda item: item.metadata["doc_id"] == "hive"
+    assert doc_ids(retriever.invoke(QUESTION)) == ["hive"]
+    wrapped.search_kwargs = {"k": 1}
+    assert doc_ids(retriever.invoke(QUESTION)) == ["hive"]
+    wrapped.search_type = "mmr"
+    wrapped.search_kwargs = {"k": 2, "fetch_k": 4}
+    assert len(retriever.invoke(QUESTION)) == 2
+    other = InMemoryVectorStore(model)
+    other.add_documents([document("other", "bees elsewhere.")])
+    wrapped.search_type, wrapped.search_kwargs, wrapped.vectorstore = "similarity", {"k": 4}, other
+    assert doc_ids(retriever.invoke(QUESTION)) == ["other"]
+
+
+def test_a_store_that_fails_once_is_asked_again() -> None:
+    """An error that passes, while a store's ways are being found out, costs that question its focus and no more."""
+    model = low()
+    errors: list[Exception] = [TimeoutError("slow today")]
+
+    class Slow(InMemoryVectorStore):
+        def similarity_search_with_score_by_vector(
+            self,
+            embedding: list[float],
+            k: int = 4,
+            filter: Any = None,  # noqa: A002 - so it is called
+            **kwargs: Any,
+        ) -> list[tuple[Document, float]]:
+            if errors:
+                raise errors.pop()
+            return super().similarity_search_with_score_by_vector(embedding, k=k, filter=filter, **kwargs)
+
+        def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+            vector = self.embedding.embed_query(query)
+            return [item for item, *_ in self._similarity_search_with_score_by_vector(vector, k)]
+
+    retriever = focused(store_of(model, Slow).as_retriever(search_kwargs={"k": 4}), model)
+    assert doc_ids(retriever.invoke(QUESTION)) == ["hive", "honey", "wax", "tax"]
+    assert doc_ids(retriever.invoke(QUESTION)) == ["hive", "honey"]
+
+
+def test_an_empty_store_proves_nothing() -> None:
+    """That a store finds nothing either way says nothing about how it searches."""
+    model = low()
+    store = Hybrid(model)
+    store.similarity_search = lambda query, k=4, **kwargs: []  # type: ignore[method-assign]
+    wrapped = store.as_retriever(search_kwargs={"k": 4})
+    retriever = focused(wrapped, model)
+    settled(retriever)
+    del store.similarity_search
+    store.add_documents(SHOWN)
+    assert doc_ids(retriever.invoke(QUESTION)) == doc_ids(wrapped.invoke(QUESTION)) == ["tax", "wax", "honey", "hive"]
+
+
+def test_a_store_that_is_asked_by_text_costs_no_embedding() -> None:
+    """Where the store can't be asked by vector, nobody embeds the question but the store."""
+    model = low()
+    retriever = focused(_wrapped("refusing", model), model)
+    settled(retriever)
+    model.asked.clear()
+    retriever.invoke(QUESTION)
+    assert model.asked == [QUESTION]
+
+
+def test_the_fresh_text_of_a_pinned_document_stays() -> None:
+    """A pinned document whose source has changed answers with its fresh text, however far that is from the question."""
+    model = low()
+    world = World(embeddings=model)
+    store = store_of(model)
+    retriever = focused(store.as_retriever(search_kwargs={"k": 5}), model, world, similarity_threshold="auto")
+    world.save(world.retriever(), "pinned", "sonatas have movements.")
+    retriever.force_pin("pinned")
+    store.add_documents([document("pinned", "sonatas have four movements now.")])
+    documents, provenance = retriever.invoke_with_provenance(QUESTION)
+    assert texts(documents) == [*texts(SHOWN[:2]), "sonatas have four movements now."]
+    assert [(copy.doc_id, copy.reason) for copy in provenance.withheld] == [("pinned", "stale")]
 
 
 def test_a_model_that_tells_nothing_leaves_everything() -> None:
@@ -431,6 +532,23 @@ class TestNeighbours:
 
     TEXT = "bees fly out.\n\nThen they dance.\n\nbees/0.9 return.\n\nNight falls.\n\ntaxes are due."
 
+    @pytest.mark.parametrize(("size", "overlap"), [(60, 30), (40, 12), (3000, 1500)])
+    def test_what_chunks_share_is_written_once(self, size: int, overlap: int) -> None:
+        """Neighbouring chunks that overlap are joined without repeating the overlap, however long it is."""
+        world = World(embeddings=low())
+        settings: dict[str, Any] = {
+            "chunk_size": size,
+            "chunk_overlap": overlap,
+            "expand_neighbours": 1,
+            "local_top_k": 1,
+        }
+        retriever = world.retriever(similarity_threshold=0.2, **settings)
+        text = "bees " + " ".join(f"number {number} left the hive in the morning." for number in range(size // 8))
+        world.save(retriever, "bees", text)
+        (found,) = retriever.invoke(QUESTION)
+        assert len(found.metadata["chunks_used"]) >= 2
+        assert found.page_content in text
+
     @pytest.mark.parametrize(("reach", "chunks"), [(0, [0, 2]), (1, [0, 1, 2, 3]), (2, [0, 1, 2, 3, 4])])
     def test_chunks_beside_a_hit_come_along(self, reach: int, chunks: list[int]) -> None:
         """Each hit brings so many chunks before and after it, once, in the order of the document."""
@@ -447,18 +565,6 @@ class TestNeighbours:
         # What only came along has not answered.
         hits = world.store.chunk_store.load_chunks("ada", "bees")
         assert [chunk["hit_count"] for chunk in hits] == [1, 0, 1, 0, 0]
-
-    def test_what_chunks_share_is_written_once(self) -> None:
-        """Neighbouring chunks that overlap are joined without repeating the overlap."""
-        world = World(embeddings=low())
-        retriever = world.retriever(
-            similarity_threshold=0.2, expand_neighbours=1, chunk_size=60, chunk_overlap=30, local_top_k=1
-        )
-        text = "bees leave the hive in the morning and come home in the evening when the light is low over the field."
-        world.save(retriever, "bees", text)
-        (found,) = retriever.invoke(QUESTION)
-        assert len(found.metadata["chunks_used"]) >= 2
-        assert found.page_content in text
 
     def test_a_gap_between_retrieved_chunks_stays_one(self) -> None:
         """A copy made of single chunks has no neighbour where a chunk between is missing."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_wiki.errors import CorruptDataError
+from rag_wiki.errors import CorruptDataError, EmbeddingError
 from rag_wiki.search.calibration_pairs import PAIRS
 from rag_wiki.search.embedding import check_vectors
 from rag_wiki.storage.chunk_store import unit_rows
@@ -36,6 +36,7 @@ _ALIKE = 2
 _MOST_APART = 128
 """Chances beyond which one more makes a hit no likelier: by then chunks are of the same documents and subjects."""
 _KINDS = ("unrelated", "matching")
+_REMEDY = "Nothing was kept; calibrating again is safe."
 _WHAT = "the questions and passages that it is calibrated with"
 
 
@@ -119,8 +120,11 @@ class ModelScores:
         Raises:
             EmbeddingError: The vectors can't be used.
         """
-        asked = unit_rows(check_vectors(questions, len(PAIRS), _WHAT))
-        told = unit_rows(check_vectors(passages, len(PAIRS), _WHAT))
+        asked = unit_rows(check_vectors(questions, len(PAIRS), _WHAT, _REMEDY))
+        told = unit_rows(check_vectors(passages, len(PAIRS), _WHAT, _REMEDY))
+        if asked.shape[1] != told.shape[1]:
+            msg = f"the embedding model returned vectors of the widths {asked.shape[1]} and {told.shape[1]} for {_WHAT}"
+            raise EmbeddingError(msg)
         by_language = [_spreads(asked[rows] @ told[rows].T) for rows in _rows_by_language()]
         telling = [spreads for spreads in by_language if _is_telling(*spreads)] or by_language
         unrelated, matching = (_together(kind) for kind in zip(*telling, strict=True))

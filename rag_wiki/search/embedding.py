@@ -97,13 +97,14 @@ def fingerprint(model: Embeddings, name: str | None = None) -> str:
     return kind
 
 
-def check_vectors(vectors: object, wanted: int, what: str) -> NDArray[np.float32]:
-    """The model's answer to `wanted` texts as (wanted, dim) float32.
+def check_vectors(
+    vectors: object, wanted: int, what: str, remedy: str = "Nothing was saved; saving again is safe."
+) -> NDArray[np.float32]:
+    """The model's answer to `wanted` texts as (wanted, dim) float32. `remedy` ends the message of an error.
 
     Raises:
         EmbeddingError: Too few or too many vectors, of unequal width, empty, or not finite.
     """
-    remedy = "Nothing was saved; saving again is safe."
     if not isinstance(vectors, Sequence) and not isinstance(vectors, np.ndarray):
         msg = f"the embedding model returned {type(vectors).__name__} for {wanted} texts of {what}. {remedy}"
         raise EmbeddingError(msg)

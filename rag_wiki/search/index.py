@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_wiki.errors import CorruptDataError
-from rag_wiki.search.calibration import PAIRS_ID, ModelScores, Spread
+from rag_wiki.search.calibration import ModelScores, Spread
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, unit_rows
 from rag_wiki.storage.records import SAVED_STATES, UserDocRecord
@@ -166,7 +166,7 @@ class UserIndex:
         Worked out once for each index, from evenly spread rows.
         """
         if not self.knows_unrelated(model):
-            rows = self.matrix[:: max(self.size // _MOST_ROWS, 1)][:_MOST_ROWS]
+            rows = self.matrix[:: -(-self.size // _MOST_ROWS) or 1]
             spread = model.unrelated_to(rows)._replace(size=self.size) if self.size else None
             self._unrelated[:] = [(model, spread)]
         return self._unrelated[0][1]
@@ -317,7 +317,7 @@ class IndexCache:
         self._indexes: OrderedDict[tuple[str, str, int], UserIndex] = OrderedDict()
         self._texts: OrderedDict[tuple[str, str, str], tuple[str, ...]] = OrderedDict()
         self._text_bytes = 0
-        self._models: dict[str, ModelScores] = {}
+        self._models: dict[tuple[str, int], ModelScores] = {}
 
     def get(
         self, store: StateStore, chunks: ChunkStore, user_id: str, revision: int, embedding: str | None, width: int
@@ -340,28 +340,17 @@ class IndexCache:
                 self._keep(key, cached)
         return cached
 
-    def model_scores(self, store: StateStore, model: str) -> ModelScores | None:
-        """How a model scores the calibration's pairs, where that is known here or in the store."""
-        known = self._models.get(model)
-        if known is None:
-            kept = store.note(f"calibration {PAIRS_ID} {model}")
-            if kept is not None:
-                known = self._models.setdefault(model, ModelScores.load(model, kept))
-        return known
+    def model_scores(self, model: str, width: int | None) -> ModelScores | None:
+        """How a model of a width scores the calibration's pairs, if that is known here; `None` for the latest width."""
+        if width is None:
+            return next((known for (name, _), known in reversed(self._models.items()) if name == model), None)
+        return self._models.get((model, width))
 
-    def keep_model_scores(self, store: StateStore, scores: ModelScores, *, anew: bool = False) -> ModelScores:
-        """Keep them, here and in the store; the first that a worker keeps count for all, until they are made anew."""
-        name, text = f"calibration {PAIRS_ID} {scores.model}", scores.dump()
-        if anew:
-            store.replace_note(name, text)
-        else:
-            text = store.keep_note(name, text)
-        self._models[scores.model] = ModelScores.load(scores.model, text)
-        return self._models[scores.model]
-
-    def peek_model_scores(self, model: str) -> ModelScores | None:
-        """How a model scores the pairs, if that is known here."""
-        return self._models.get(model)
+    def keep_model_scores(self, scores: ModelScores) -> None:
+        """Keep them here."""
+        key = scores.model, scores.questions.shape[1]
+        self._models.pop(key, None)
+        self._models[key] = scores
 
     def peek(self, user_id: str, revision: int, embedding: str | None, width: int) -> UserIndex | None:
         """The user's index at a revision, if it is here."""

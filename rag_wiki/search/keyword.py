@@ -54,6 +54,10 @@ _HIRAGANA = 0.25
 """What a character of hiragana weighs: it writes the grammar of a Japanese sentence, seldom what that is about."""
 _MOST_COUNTED = 255
 """How often a word counts in one chunk at most."""
+_MOST_READ = 20_000
+"""Characters of a text whose words are compared with a query's: more takes longer than it tells."""
+_MOST_KEPT = 4_000
+"""Characters of a text whose words are kept in memory."""
 _ROW_BITS = 32
 """The bits of a number that are for the row of a chunk."""
 
@@ -209,8 +213,8 @@ def word_shares(query: str, texts: Sequence[str]) -> list[float]:
 
     A word weighs as in `KeywordIndex`, counted over these texts: what all of them hold tells nothing about any.
     """
-    asked = _word_set(query)
-    held = [asked & _word_set(text) for text in texts]
+    asked = frozenset(words(query[:_MOST_READ]))
+    held = [asked & (_word_set(text) if len(text) <= _MOST_KEPT else _words_of(text)) for text in texts]
     holders = Counter(chain.from_iterable(held))
     weights = {word: len(word) ** _LENGTH_POWER * _rarity(len(texts), holders[word]) for word in asked}
     total = sum(weights.values())
@@ -222,10 +226,14 @@ def forget_words() -> None:
     _word_set.cache_clear()
 
 
-@lru_cache(maxsize=2_048)
+def _words_of(text: str) -> frozenset[str]:
+    return frozenset(words(text[:_MOST_READ]))
+
+
+@lru_cache(maxsize=1_024)
 def _word_set(text: str) -> frozenset[str]:
     """The words of a text; those of texts that come again and again are at hand."""
-    return frozenset(words(text))
+    return _words_of(text)
 
 
 def _rarity(size: int, holders: int) -> float:
