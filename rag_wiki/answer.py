@@ -107,8 +107,7 @@ def compose(
     if focus is None:
         ranked = in_turn(serving.values(), beside)
     else:
-        pinned = {item.record.doc_id for item in copies.cached if item.record.pinned} | copies.wanted
-        ranked = in_focus(query, serving.values(), beside, focus, pinned)
+        ranked = in_focus(query, serving.values(), beside, focus, _pinned(copies))
     chosen = first_of(ranked, k)
     findings = QueryFindings(
         fetched=_fetched(
@@ -133,6 +132,11 @@ def compose(
         withheld=tuple(withheld.values()),
         left_out=len(serving) + len(beside) - len(ranked),
     )
+
+
+def _pinned(copies: CopyFindings) -> set[str]:
+    """The documents that are pinned, whether or not their copy can answer."""
+    return {item.record.doc_id for item in copies.cached if item.record.pinned} | copies.wanted
 
 
 def _beside(

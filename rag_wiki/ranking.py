@@ -44,33 +44,50 @@ def in_focus(
         focus: How close to the best.
         pinned: Documents whose pieces are never left out: they are pinned, and their copy can't answer.
     """
+    hits = [item for item in serving if item.found.above_threshold]
+    chunks = [(item, hit) for item in hits for hit in item.hits[: 1 if item.full_document else None]]
+    comparable = list(beside) if all(item.score is not None for item in beside) else []
+    scores = _scores(query, chunks, comparable, focus)
+    floor = max(scores, default=0.0) - focus.margin
+    close: dict[str, list[tuple[float, ChunkHit]]] = {}
+    for (item, hit), score in zip(chunks, scores, strict=False):
+        if score >= floor:
+            close.setdefault(item.record.doc_id, []).append((score, hit))
+    cached: list[tuple[float, Ranked]] = [
+        (max(score for score, _ in own), item.keeping([hit for _, hit in own]))
+        for item in hits
+        if (own := close.get(item.record.doc_id))
+    ]
+    along = [item.keeping(item.hits[:1]) for item in serving if item.record.pinned and item.record.doc_id not in close]
+    if not comparable:
+        return [*_alternating([item for _, item in _best_first(cached)], beside), *along]
+    near = [
+        (score, item)
+        for item, score in zip(comparable, scores[len(chunks) :], strict=True)
+        if score >= floor or item.doc_id in pinned
+    ]
+    return [*(item for _, item in _best_first([*cached, *near])), *along]
+
+
+def _scores(
+    query: str,
+    chunks: Sequence[tuple[CachedDocument, ChunkHit]],
+    pieces: Sequence[GlobalDocument],
+    focus: Focus,
+) -> list[float]:
+    """What chunks of saved documents, and then pieces with a cosine, are ranked by."""
+    cosines = [hit.score + focus.prior for _, hit in chunks] + [item.score or 0.0 for item in pieces]
+    if not focus.words:
+        return cosines
     # Its tables of scripts take some milliseconds to make, which only a focused retriever should pay.
     from rag_wiki.search.keyword import word_shares
 
-    hits = [item for item in serving if item.found.above_threshold]
-    chunks = [(item, hit) for item in hits for hit in item.hits[: 1 if item.full_document else None]]
-    comparable = [item for item in beside if item.score is not None]
-    comparable = comparable if len(comparable) == len(beside) else []
-    texts = [item.text_of(hit) for item, hit in chunks] + [item.document.page_content for item in comparable]
-    shares = word_shares(query, texts) if focus.words else [0.0] * len(texts)
-    cosines = [hit.score + focus.prior for _, hit in chunks] + [item.score or 0.0 for item in comparable]
-    scores = [cosine + focus.words * share for cosine, share in zip(cosines, shares, strict=True)]
-    floor = max(scores, default=0.0) - focus.margin
-    close: dict[str, tuple[float, list[ChunkHit]]] = {}
-    for (item, hit), score in zip(chunks, scores, strict=False):
-        if score >= floor:
-            best, kept = close.get(item.record.doc_id, (score, []))
-            close[item.record.doc_id] = max(best, score), [*kept, hit]
-    cached = [item.keeping(close[item.record.doc_id][1]) for item in hits if item.record.doc_id in close]
-    cached.sort(key=lambda item: -close[item.record.doc_id][0])
-    along = [item.keeping(item.hits[:1]) for item in serving if item.record.pinned and item.record.doc_id not in close]
-    if not comparable:
-        return [*_alternating(cached, beside), *along]
-    near = list(zip(comparable, scores[len(chunks) :], strict=True))
-    ranked: list[tuple[float, Ranked]] = [(close[item.record.doc_id][0], item) for item in cached]
-    ranked += [(score, item) for item, score in near if score >= floor or item.doc_id in pinned]
-    ranked.sort(key=lambda scored: -scored[0])
-    return [*(item for _, item in ranked), *along]
+    texts = [item.text_of(hit) for item, hit in chunks] + [item.document.page_content for item in pieces]
+    return [cosine + focus.words * share for cosine, share in zip(cosines, word_shares(query, texts), strict=True)]
+
+
+def _best_first(scored: Sequence[tuple[float, Ranked]]) -> list[tuple[float, Ranked]]:
+    return sorted(scored, key=lambda pair: -pair[0])
 
 
 def first_of(ranked: Sequence[Ranked], k: int | None) -> list[Ranked]:
@@ -82,7 +99,7 @@ def first_of(ranked: Sequence[Ranked], k: int | None) -> list[Ranked]:
     return [ranked[at] for at in sorted([*pinned, *others][:k])]
 
 
-def _alternating(claimed: Sequence[CachedDocument], beside: Sequence[GlobalDocument]) -> Iterator[Ranked]:
+def _alternating(claimed: Sequence[Ranked], beside: Sequence[GlobalDocument]) -> Iterator[Ranked]:
     return (item for pair in zip_longest(claimed, beside) for item in pair if item is not None)
 
 

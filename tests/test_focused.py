@@ -242,15 +242,19 @@ class Hybrid(InMemoryVectorStore):
         return SHOWN[::-1][:k]
 
 
-class Refusing(InMemoryVectorStore):
-    """Has the method by vector, and does not do it."""
-
-    def similarity_search_with_score_by_vector(self, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError("not in this mode")
+class TwoWays(InMemoryVectorStore):
+    """Searches by text without its method by vector, as most stores do."""
 
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
         vector = self.embedding.embed_query(query)
         return [item for item, *_ in self._similarity_search_with_score_by_vector(vector, k)]
+
+
+class Refusing(TwoWays):
+    """Has the method by vector, and does not do it."""
+
+    def similarity_search_with_score_by_vector(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("not in this mode")
 
 
 class Rated(InMemoryVectorStore):
@@ -445,7 +449,7 @@ def test_a_store_that_fails_once_is_asked_again() -> None:
     model = low()
     errors: list[Exception] = [TimeoutError("slow today")]
 
-    class Slow(InMemoryVectorStore):
+    class Slow(TwoWays):
         def similarity_search_with_score_by_vector(
             self,
             embedding: list[float],
@@ -456,10 +460,6 @@ def test_a_store_that_fails_once_is_asked_again() -> None:
             if errors:
                 raise errors.pop()
             return super().similarity_search_with_score_by_vector(embedding, k=k, filter=filter, **kwargs)
-
-        def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-            vector = self.embedding.embed_query(query)
-            return [item for item, *_ in self._similarity_search_with_score_by_vector(vector, k)]
 
     retriever = focused(store_of(model, Slow).as_retriever(search_kwargs={"k": 4}), model)
     assert doc_ids(retriever.invoke(QUESTION)) == ["hive", "honey", "wax", "tax"]
