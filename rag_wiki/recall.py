@@ -326,6 +326,15 @@ class Recall:
                         call.scores = yield self.relevance.gauge.scores(model, name, width)
                 except Exception as error:  # somebody else's model may raise anything
                     self._degrade(degraded, "the embedding model could not be calibrated", error)
+            if call.scores is not None and not call.scores.is_telling:
+                self._warn_once(
+                    f"not telling: {name}",
+                    "the embedding model %s scores unrelated texts (%.2f) about as high as matching ones (%.2f): "
+                    "similarity_threshold='auto' can't tell what answers, context='focused' leaves nothing out",
+                    name,
+                    call.scores.unrelated.mean,
+                    call.scores.matching.mean,
+                )
         return call.scores
 
     def _search_index(self, call: Call, found: CacheFindings, start: QueryStart) -> Procedure[None]:
@@ -521,15 +530,6 @@ class Recall:
         cosines = None
         scores = yield from self._scores(call, cache.degraded)
         focus = None if scores is None else self.relevance.focus(scores)
-        if scores is not None and focus is None:
-            self._warn_once(
-                f"not telling: {scores.model}",
-                "the embedding model %s scores unrelated texts (%.2f) about as high as matching ones (%.2f): "
-                "context='focused' leaves nothing out",
-                scores.model,
-                scores.unrelated.mean,
-                scores.matching.mean,
-            )
         model = self.embeddings.model
         if focus is not None and model is not None and call.by_vector is not None and call.asked is not None:
             twin, found = call.by_vector, documents or ()

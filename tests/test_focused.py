@@ -503,11 +503,15 @@ def test_the_fresh_text_of_a_pinned_document_stays() -> None:
     assert [(copy.doc_id, copy.reason) for copy in provenance.withheld] == [("pinned", "stale")]
 
 
-def test_a_model_that_tells_nothing_leaves_everything() -> None:
+def test_a_model_that_tells_nothing_leaves_everything(caplog: pytest.LogCaptureFixture) -> None:
     """A model that scores matches like anything else drops nothing, and the log says so once."""
     model = GeometryEmbeddings(0.3, 0.3)
     retriever = focused(store_of(model).as_retriever(search_kwargs={"k": 4}), model)
-    assert sorted(map(str, doc_ids(retriever.invoke(QUESTION)))) == ["hive", "honey", "tax", "wax"]
+    for _ in range(2):
+        assert sorted(map(str, doc_ids(retriever.invoke(QUESTION)))) == ["hive", "honey", "tax", "wax"]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert "about as high as matching ones" in told[0]
     assert not retriever.calibrate().is_telling
     assert retriever.calibrate().focus is None
 

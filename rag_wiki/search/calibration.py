@@ -111,6 +111,11 @@ class ModelScores:
     questions: Matrix = field(repr=False, compare=False)
     """(pairs, dim) unit rows."""
 
+    @property
+    def is_telling(self) -> bool:
+        """Whether the model tells matches from unrelated texts at all."""
+        return _is_telling(self.unrelated, self.matching)
+
     @classmethod
     def measure(cls, model: str, questions: Sequence[Any], passages: object) -> ModelScores:
         """The scores of what a model made of the pairs: a vector for each question and each passage.
@@ -169,7 +174,7 @@ class ModelScores:
             matching=self.matching,
             false_hit_rate=false_hit_rate,
             threshold=round(min(mean + quantile * std, 1.0), 4),
-            focus=Focus(*(share * gap for share in focus)) if _is_telling(self.unrelated, self.matching) else None,
+            focus=Focus(*(share * gap for share in focus)) if self.is_telling else None,
             chunks=chunks,
         )
 
