@@ -111,7 +111,7 @@ def compose(
     chosen = first_of(ranked, k)
     findings = QueryFindings(
         fetched=_fetched(
-            pieces if focus is None else _seen(pieces, beside, chosen),
+            pieces if focus is None else _seen(pieces, beside, chosen, focus),
             (copies.unavailable.keys() | stale.keys()) & found_ids,
         ),
         answered={
@@ -153,11 +153,15 @@ def _beside(
 
 
 def _seen(
-    pieces: Sequence[GlobalDocument], beside: Sequence[GlobalDocument], chosen: Sequence[Ranked]
+    pieces: Sequence[GlobalDocument], beside: Sequence[GlobalDocument], chosen: Sequence[Ranked], focus: Focus
 ) -> list[GlobalDocument]:
-    """The pieces without those that were left out or found no room: nobody was shown them, so they are not fetched."""
+    """The pieces that count as fetched.
+
+    What was left out or found no room nobody was shown; what scores no more than any text does (for a question about
+    nothing, say) was not wanted.
+    """
     left_out = {id(item) for item in beside} - {id(item) for item in chosen}
-    return [item for item in pieces if id(item) not in left_out]
+    return [item for item in pieces if id(item) not in left_out and (item.score is None or item.score > focus.chance)]
 
 
 def _withheld(
@@ -245,7 +249,8 @@ def _cached_source(item: CachedDocument, found_ids: set[str], after: UserDocReco
         user_state=record.user_state if after is None or not after.saved else after.user_state,
         fetch_count=record.fetch_count if after is None else after.fetch_count,
         chunks_used=item.chunks,
-        total_chunks=record.chunk_count or None,
+        # Of a copy made of what was retrieved, nobody knows how much it lacks.
+        total_chunks=None if record.content_source == "retrieved" else record.chunk_count or None,
         section_heading=copied.section(best) if copied is not None else None,
         from_cache=True,
         scores=item.scores,

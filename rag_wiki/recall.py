@@ -513,6 +513,7 @@ class Recall:
             user_id=call.user_id,
             mode=cache.mode,
             threshold=cache.threshold if cache.mode == "semantic" else None,
+            asked=documents is not None,
             left_out=answer.left_out,
             withheld=answer.withheld,
             let_go=tuple(

@@ -16,7 +16,7 @@ from langchain_core.runnables import run_in_executor
 from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import CorruptDataError, EmbeddingError
-from rag_wiki.search.calibration import PAIRS_ID, Calibration, Focus, ModelScores
+from rag_wiki.search.calibration import PAIRS_ID, Calibration, Focus, FocusShares, ModelScores
 from rag_wiki.search.calibration_pairs import PAIRS
 from rag_wiki.search.embedding import check_vectors
 from rag_wiki.search.index import IndexCache, SearchLimits, UserIndex
@@ -39,8 +39,8 @@ _BACK_OFF = timedelta(seconds=10)
 _AT_ONCE = 8
 """Questions that are embedded at the same time where they are awaited."""
 _ENOUGH_SEARCHES = 20
-_ENOUGH_DOCUMENTS = 6
-_NEARLY_ALL = 0.95
+_ENOUGH_DOCUMENTS = 4
+_NEARLY_ALL = 0.75
 """The share of saved documents that answer, over so many searches in so many documents, of which one is told."""
 _ENOUGH_CHANCES = 20
 _ENOUGH_CHANCED = 3
@@ -224,7 +224,7 @@ class Relevance:
         """What the scores mean for a user's saved chunks."""
         config = self._config
         own = None if index is None else index.unrelated_to(scores)
-        focus = Focus(config.focus_prior, config.focus_words, config.focus_margin)
+        focus = FocusShares(config.focus_prior, config.focus_words, config.focus_margin)
         return scores.calibrate(config.false_hit_rate, focus, own)
 
     def limits(self, index: UserIndex, scores: ModelScores | None) -> SearchLimits:
@@ -285,7 +285,7 @@ class ThresholdWatch:
             self._chances += 1
             self._chanced |= found
         if self._searches >= _ENOUGH_SEARCHES and self._passed >= _NEARLY_ALL * self._compared:
-            return "nearly every saved document passes it on nearly every question"
+            return "most saved documents pass it on most questions"
         enough = self._chances >= _ENOUGH_CHANCES and len(self._chanced) >= _ENOUGH_CHANCED
         if enough and not self._some_passed:
             return "no saved document ever passed it, not even those that the wrapped retriever found"

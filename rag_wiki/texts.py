@@ -12,6 +12,10 @@ _SHORTEST_OVERLAP = 10
 
 def shared_length(text: str, following: str) -> int:
     """How many characters at the end of a chunk are the start of the next; nothing where that may be chance."""
+    last_line = text[text.rfind("\n") + 1 :]
+    if last_line.strip() and f"{following}\n".startswith(f"{last_line}\n"):
+        # A heading, say: splitters repeat it, however short it is.
+        return len(last_line)
     start = following[:_SHORTEST_OVERLAP]
     if len(start) < _SHORTEST_OVERLAP:
         return 0

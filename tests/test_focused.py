@@ -150,6 +150,34 @@ def test_the_words_of_the_query_count() -> None:
     assert doc_ids(asked.invoke(question)) == ["exact", "saved", "near"]
 
 
+def test_what_scores_by_chance_is_not_counted() -> None:
+    """A question about nothing gets what there is, and no document is on its way to being suggested for it."""
+    model = low()
+    world = World(embeddings=model)
+    retriever = focused(store_of(model).as_retriever(search_kwargs={"k": 4}), model, world)
+    for number in range(6):
+        documents, provenance = retriever.invoke_with_provenance(f"small talk number {number}")
+        assert documents
+        assert provenance.suggestions == ()
+    assert retriever.documents() == []
+    retriever.invoke(QUESTION)
+    assert [record.doc_id for record in retriever.documents()] == ["hive", "honey"]
+
+
+def test_an_answer_from_copies_alone_says_so() -> None:
+    """Provenance tells when nothing but the saved copies was searched."""
+    model = low()
+    world = World(embeddings=model)
+    retriever = focused(
+        store_of(model).as_retriever(), model, world, similarity_threshold="auto", global_search="on_miss"
+    )
+    world.save(world.retriever(), "own", "tides come and go.")
+    for question, asked in (("tides in general?", False), (QUESTION, True)):
+        _, provenance = retriever.invoke_with_provenance(question)
+        assert (provenance.asked, provenance.to_dict()["asked"]) == (asked, asked)
+        assert ("nothing else was searched" in provenance.render()) is not asked
+
+
 def test_a_cut_passage_is_whole_again() -> None:
     """Where splitting cut a passage, its other half comes along with the half that matched, and nothing twice."""
     model = low()
@@ -552,6 +580,21 @@ class TestNeighbours:
         (found,) = retriever.invoke(QUESTION)
         assert len(found.metadata["chunks_used"]) >= 2
         assert found.page_content in text
+
+    def test_a_heading_is_written_once(self) -> None:
+        """A heading that a splitter put at the end of one chunk and the start of the next stands once in the text."""
+        world = World(embeddings=low())
+        retriever = world.retriever(
+            similarity_threshold=0.2, expand_neighbours=1, chunk_size=60, chunk_overlap=15, local_top_k=1
+        )
+        text = (
+            "bees need a place to live, and here is how to give it.\n\n## Hives\n\nbees like wooden boxes in the sun."
+        )
+        world.save(retriever, "bees", text)
+        chunks = [chunk["text"] for chunk in world.store.chunk_store.load_chunks("ada", "bees")]
+        assert len(chunks) > 1
+        (found,) = retriever.invoke(QUESTION)
+        assert found.page_content.count("## Hives") == 1
 
     @pytest.mark.parametrize(("reach", "chunks"), [(0, [0, 2]), (1, [0, 1, 2, 3]), (2, [0, 1, 2, 3, 4])])
     def test_chunks_beside_a_hit_come_along(self, reach: int, chunks: list[int]) -> None:

@@ -230,6 +230,7 @@ def test_a_dictionary_has_the_promised_keys() -> None:
         "threshold",
         "withheld",
         "let_go",
+        "asked",
         "left_out",
         "degraded",
         "timings",

@@ -336,7 +336,7 @@ def test_calibrating_judges_a_number(
         assert "similarity_threshold='auto'" in line
 
 
-@pytest.mark.parametrize(("make", "word"), [(high, "nearly every saved document"), (low, "no saved document ever")])
+@pytest.mark.parametrize(("make", "word"), [(high, "most saved documents pass it"), (low, "no saved document ever")])
 def test_using_it_shows_that_a_number_means_nothing(
     make: Callable[[], GeometryEmbeddings], word: str, caplog: pytest.LogCaptureFixture
 ) -> None:

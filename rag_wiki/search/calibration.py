@@ -22,7 +22,7 @@ from rag_wiki.search.embedding import check_vectors
 from rag_wiki.storage.chunk_store import unit_rows
 from rag_wiki.storage.codec import dump_json, load_json
 
-__all__ = ["PAIRS_ID", "Calibration", "Focus", "ModelScores", "Spread"]
+__all__ = ["PAIRS_ID", "Calibration", "Focus", "FocusShares", "ModelScores", "Spread"]
 
 Matrix = NDArray[np.float32]
 
@@ -49,6 +49,14 @@ class Spread(NamedTuple):
     """Scores."""
 
 
+class FocusShares(NamedTuple):
+    """How an answer keeps to what matters, in shares of the gap between unrelated and matching texts."""
+
+    prior: float
+    words: float
+    margin: float
+
+
 class Focus(NamedTuple):
     """How an answer keeps to what matters, in cosines."""
 
@@ -58,6 +66,8 @@ class Focus(NamedTuple):
     """What a text is raised by that holds all of the query's words."""
     margin: float
     """How far below the best piece another one may lie."""
+    chance: float
+    """Half way from unrelated to matching texts: what scores no more may be served, and says nothing about wishes."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,7 @@ class ModelScores:
         taken = np.concatenate([group[:, nearest == number].ravel() for number, group in enumerate(groups)])
         return Spread(float(taken.mean()), float(taken.std()), rows.shape[0])
 
-    def calibrate(self, false_hit_rate: float, focus: Focus, own: Spread | None = None) -> Calibration:
+    def calibrate(self, false_hit_rate: float, focus: FocusShares, own: Spread | None = None) -> Calibration:
         """What follows from the scores.
 
         The scores of unrelated texts are taken to be normally distributed, and every two of a user's chunks have a
@@ -174,7 +184,9 @@ class ModelScores:
             matching=self.matching,
             false_hit_rate=false_hit_rate,
             threshold=round(min(mean + quantile * std, 1.0), 4),
-            focus=Focus(*(share * gap for share in focus)) if self.is_telling else None,
+            focus=Focus(focus.prior * gap, focus.words * gap, focus.margin * gap, self.unrelated.mean + gap / 2)
+            if self.is_telling
+            else None,
             chunks=chunks,
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rag_wiki.lifecycle.fetch_counter import SuggestionEvent
-from rag_wiki.storage.records import DocumentState
+from rag_wiki.storage.records import SAVED_STATES, DocumentState
 
 __all__ = ["ProvenanceBlock", "SourceEntry", "WithheldCopy"]
 
@@ -93,7 +93,9 @@ class SourceEntry:
         """What is special about it, in brackets, or nothing."""
         if self.from_cache:
             return " [from your KB]"
-        return " [changed since you saved it]" if self.stale else ""
+        if self.stale:
+            return " [changed since you saved it]"
+        return " [from the collection]" if self.user_state in SAVED_STATES else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -145,6 +147,8 @@ class ProvenanceBlock:
     """The cosine from which a saved chunk answered."""
     withheld: Sequence[WithheldCopy] = ()
     """Saved copies that were not served, and why."""
+    asked: bool = True
+    """Whether the wrapped retriever was asked."""
     left_out: int = 0
     """Documents and pieces that were found and lay too far from the best one (`context="focused"`)."""
     let_go: Sequence[WithheldCopy] = ()
@@ -170,6 +174,8 @@ class ProvenanceBlock:
             lines += [f"  • {source.name}{source.mark}", f"    {'  |  '.join(details)}"]
         if not self.sources:
             lines.append("  (none)")
+        if not self.asked:
+            lines.append("  Answered from your KB alone: nothing else was searched.")
         lines += [f'⚠ Your copy of "{_title(copy)}" was not used: {copy.reason}.' for copy in self.withheld]
         lines += [f'⚠ Your copy of "{_title(copy)}" was let go: {copy.reason}.' for copy in self.let_go]
         lines += [f"⚠ {one_line(sentence, longest=300)}" for sentence in self.degraded]
@@ -196,6 +202,7 @@ class ProvenanceBlock:
             "user_id": self.user_id,
             "mode": self.mode,
             "threshold": self.threshold,
+            "asked": self.asked,
             "left_out": self.left_out,
             "withheld": [copy.to_dict() for copy in self.withheld],
             "let_go": [copy.to_dict() for copy in self.let_go],
