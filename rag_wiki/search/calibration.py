@@ -67,7 +67,7 @@ class Focus(NamedTuple):
     margin: float
     """How far below the best piece another one may lie."""
     chance: float
-    """Half way from unrelated to matching texts: what scores no more may be served, and says nothing about wishes."""
+    """A third of the way from unrelated to matching texts: what scores no more may be served, and was not wanted."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class ModelScores:
             matching=self.matching,
             false_hit_rate=false_hit_rate,
             threshold=round(min(mean + quantile * std, 1.0), 4),
-            focus=Focus(focus.prior * gap, focus.words * gap, focus.margin * gap, self.unrelated.mean + gap / 2)
+            focus=Focus(focus.prior * gap, focus.words * gap, focus.margin * gap, self.unrelated.mean + gap / 3)
             if self.is_telling
             else None,
             chunks=chunks,
