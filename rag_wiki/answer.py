@@ -109,29 +109,33 @@ def compose(
     else:
         ranked = in_focus(query, serving.values(), beside, focus, _pinned(copies))
     chosen = first_of(ranked, k)
-    findings = QueryFindings(
-        fetched=_fetched(
-            pieces if focus is None else _seen(pieces, beside, chosen, focus),
-            (copies.unavailable.keys() | stale.keys()) & found_ids,
-        ),
-        answered={
-            item.record.doc_id: (item.record.copy_id or "", item.hit_chunks)
-            for item in chosen
-            if isinstance(item, CachedDocument) and item.found.above_threshold
-        },
-        matched=copies.matched,
-        stale={doc_id: seen for doc_id, seen in stale.items() if doc_id not in copies.unavailable},
-        searched=copies.searched,
-        asked=found is not None,
-    )
     return Answer(
         documents=[item.document if isinstance(item, GlobalDocument) else _as_document(item) for item in chosen],
         origins=_by_document(chosen),
         found_ids=found_ids,
-        findings=findings,
+        findings=QueryFindings(
+            fetched=_fetched(
+                pieces if focus is None else _seen(pieces, beside, chosen, focus),
+                (copies.unavailable.keys() | stale.keys()) & found_ids,
+            ),
+            answered=_answered(chosen),
+            matched=copies.matched,
+            stale={doc_id: seen for doc_id, seen in stale.items() if doc_id not in copies.unavailable},
+            searched=copies.searched,
+            asked=found is not None,
+        ),
         withheld=tuple(withheld.values()),
         left_out=len(serving) + len(beside) - len(ranked),
     )
+
+
+def _answered(chosen: Sequence[Ranked]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The copies that answered: document id → (copy id, the numbers of the chunks that matched)."""
+    return {
+        item.record.doc_id: (item.record.copy_id or "", item.hit_chunks)
+        for item in chosen
+        if isinstance(item, CachedDocument) and item.found.above_threshold
+    }
 
 
 def _pinned(copies: CopyFindings) -> set[str]:
