@@ -23,7 +23,14 @@ from rag_wiki.lifecycle.fetch_counter import FetchCounter, SuggestionEvent
 from rag_wiki.lifecycle.state_machine import StateMachine
 from rag_wiki.retriever import RagWikiRetriever, RetrievalResult, UserStats
 from rag_wiki.search.calibration import Calibration
-from rag_wiki.storage.base import DocumentEvent, DocumentState, ForgottenUser, StateStore, UserDocRecord
+from rag_wiki.storage.base import (
+    DocumentEvent,
+    DocumentState,
+    ForgottenUser,
+    PurgedDocument,
+    StateStore,
+    UserDocRecord,
+)
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.memory import MemoryStateStore
 from rag_wiki.transparency.provenance import ProvenanceBlock, SourceEntry
@@ -52,6 +59,7 @@ __all__ = [
     "MemoryStateStore",
     "MissingExtraError",
     "ProvenanceBlock",
+    "PurgedDocument",
     "RagWikiError",
     "RagWikiRetriever",
     "RagWikiRetrieverConfig",

@@ -56,6 +56,7 @@ from rag_wiki.storage.records import (
     DocumentEvent,
     DocumentState,
     ForgottenUser,
+    PurgedDocument,
     UserChange,
     UserDocRecord,
     UserView,
@@ -684,8 +685,14 @@ class RagWikiRetriever(BaseRetriever):
         return await run_in_executor(None, self.set_always_full_doc, doc_id, enabled, user_id)
 
     def run_decay(self, user_id: str | None = None) -> list[DecayResult]:
-        """Score the user's saved documents now; promote and let go those whose time has come."""
-        return self._engine.run_for_user(self._user(user_id))
+        """Score the user's saved documents now; promote and let go those whose time has come.
+
+        What a crash left behind goes as well.
+        """
+        user = self._user(user_id)
+        results = self._engine.run_for_user(user)
+        self._engine.sweep(user)
+        return results
 
     async def arun_decay(self, user_id: str | None = None) -> list[DecayResult]:
         """`run_decay` without blocking the event loop."""
@@ -800,6 +807,24 @@ class RagWikiRetriever(BaseRetriever):
         elsewhere = 0 if recall.chunks is recall.store.chunk_store else recall.chunks.delete_user(user)
         recall.cache.forget(user)
         return replace(beside, chunks=beside.chunks + elsewhere, files=files)
+
+    def purge(self, doc_id: str) -> PurgedDocument:
+        """Remove a document that was withdrawn: for all users, from the state store, the chunk store and the folder.
+
+        Records, history, copies and retrieved texts go. Take it out of its collection first: who retrieves it
+        afterwards meets it as a new document. Twice is no error, and completes one that was interrupted. This is an
+        operator's action, not a user's.
+        """
+        recall = self._recall
+        purged = recall.store.purge(doc_id)
+        if recall.chunks is recall.store.chunk_store:
+            return purged
+        elsewhere = recall.chunks.purge(doc_id)
+        return replace(purged, copies=purged.copies + elsewhere.copies, files=purged.files + elsewhere.files)
+
+    async def apurge(self, doc_id: str) -> PurgedDocument:
+        """`purge` without blocking the event loop."""
+        return await run_in_executor(None, self.purge, doc_id)
 
     async def aforget_user(self, user_id: str | None = None) -> ForgottenUser:
         """`forget_user` without blocking the event loop."""

@@ -1,7 +1,8 @@
 """The decay job, run by itself once per interval, by one worker of however many there are.
 
-The job is `DecayEngine.run_for_user` for every user with saved documents. When it last began is kept in the
-state store: a worker that starts late catches up at once, and workers that share a store take turns.
+The job is `DecayEngine.run_for_user` for every user with saved documents, and then `DecayEngine.sweep` for every
+user with chunks. When it last began is kept in the state store: a worker that starts late catches up at once, and
+workers that share a store take turns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -168,16 +169,28 @@ class DecayScheduler:
             pass
 
     def _run(self, stopping: threading.Event, run_user: Callable[[str, datetime], None]) -> None:
+        failures = self._for_each(self._store.list_active_users(), stopping, run_user)
+        self.failures = failures
+        if not stopping.is_set():
+            self.failures = failures | self._for_each(self._engine.chunk_owners(), stopping, self._sweep)
+
+    def _sweep(self, user_id: str, _: datetime) -> None:
+        self._engine.sweep(user_id)
+
+    def _for_each(
+        self, users: Iterable[str], stopping: threading.Event, act: Callable[[str, datetime], None]
+    ) -> dict[str, Exception]:
+        """Act for every user; those for whom it failed, and how."""
         failures: dict[str, Exception] = {}
-        for user_id in self._store.list_active_users():
+        for user_id in users:
             if stopping.is_set():
                 break
             try:
-                run_user(user_id, self._clock())
+                act(user_id, self._clock())
             except Exception as error:
                 logger.exception("the decay job failed for user %r; the other users are not affected", user_id)
                 failures[user_id] = error
-        self.failures = failures
+        return failures
 
 
 class _ThreadTimer:

@@ -236,6 +236,30 @@ class DecayEngine:
                 self._settle(user_id, doc_id)
             yield outcome.results
 
+    def sweep(self, user_id: str) -> int:
+        """Remove what a crash left behind of a user's documents: copies that no record names, torn-off files.
+
+        Only what is an hour old and belongs to a document that the state store knows. Returns how many copies went.
+        """
+        gone = 0
+        for page in self._store.pages(user_id):
+            # A saved record that names no copy was written by hand: which of its copies counts, it does not say.
+            gone += self._chunk_store.sweep(
+                user_id,
+                {
+                    record.doc_id: record.copy_id if record.saved else None
+                    for record in page
+                    if record.copy_id or not record.saved
+                },
+            )
+            for doc_id in self._chunk_store.unsettled(user_id, page):
+                self._settle(user_id, doc_id)
+        return gone
+
+    def chunk_owners(self) -> list[str]:
+        """The users for whom there may be something to sweep: those with a saved copy, named by a record or not."""
+        return sorted(self._chunk_store.place.owners())
+
     def _hit_rates(self, user_id: str, page: Sequence[UserDocRecord]) -> dict[str, float]:
         named = {record.doc_id: (record.copy_id, record.chunk_count) for record in page if record.copy_id}
         # A record that was written by hand names no copy; its chunks, if any, are the newest ones.

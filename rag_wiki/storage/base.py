@@ -39,6 +39,7 @@ from rag_wiki.storage.records import (
     DocumentEvent,
     DocumentState,
     ForgottenUser,
+    PurgedDocument,
     QueryStart,
     RetrievedText,
     SavedChanges,
@@ -68,6 +69,7 @@ __all__ = [
     "DocumentEvent",
     "DocumentState",
     "ForgottenUser",
+    "PurgedDocument",
     "QueryStart",
     "RetrievedText",
     "SavedChanges",
@@ -377,6 +379,16 @@ class StateStore(ABC):
         self._fresh.forget(self._user_key(user_id))
         return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
 
+    def purge(self, doc_id: str) -> PurgedDocument:
+        """Remove a document for all users, chunks beside the state included: it was withdrawn. Twice is no error.
+
+        Records, history, content and retrieved texts go; a save under way then finds no record and fails. Take the
+        document out of its collection first: who retrieves it afterwards meets it as a new one.
+        """
+        users = sum(self.delete(user_id, doc_id) for user_id in self._users_with(self._doc_key(doc_id)))
+        # The copies after the records, which is when nobody names one any more.
+        return replace(self.chunk_store.purge(doc_id), users=users)
+
     # -- jobs and notes, which belong to no user -----------------------------------------------------
 
     def job_time(self, name: str) -> datetime | None:
@@ -500,6 +512,10 @@ class StateStore(ABC):
     @abstractmethod
     def _active_users(self) -> Iterable[str]:
         """The ids (not keys) of users with a saved document, in any order."""
+
+    @abstractmethod
+    def _users_with(self, doc_key: str) -> Iterable[str]:
+        """The ids (not keys) of users with a record of a document, in any order; they may be removed meanwhile."""
 
     @abstractmethod
     def _forget(self, user_key: str) -> ForgottenUser:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 from rag_wiki.clock import as_utc
@@ -26,6 +27,7 @@ from rag_wiki.storage.chunk_store import (
     ChunkPlace,
     StoredCopy,
     count_chunks,
+    owners_of,
     without_texts,
 )
 
@@ -77,6 +79,11 @@ class MemoryPlace(ChunkPlace):
             for key in [key for key in self._hits if key[0] == user_id]:
                 del self._hits[key]
         return sum(count_chunks(copy.header) for copies in documents.values() for copy in copies.values())
+
+    def owners(self) -> list[str]:
+        """The users with a copy."""
+        with self._lock:
+            return list(self._copies)
 
     def add_hits(
         self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
@@ -152,15 +159,33 @@ class DiskPlace(ChunkPlace):
         except UnicodeDecodeError as error:
             raise _torn(path) from error
 
-    def newest(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, str]:
-        """The newest copy of each document that has one: the folder is read once."""
-        folder, newest = self._folder(user_id), dict[str, str]()
+    def list_copies(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, list[str]]:
+        """The ids of the copies of many documents: the folder is read once."""
+        found = defaultdict[str, list[str]](list)
         by_digest = {_digest(doc_id): doc_id for doc_id in doc_ids}
-        for path in folder.glob("*.chunks") if by_digest and folder.is_dir() else ():
-            doc_id, copy_id = by_digest.get(path.name.split(".")[0]), path.name.split(".")[1]
-            if doc_id is not None and path.name.count(".") == 2:
-                newest[doc_id] = max(copy_id, newest.get(doc_id, ""))
-        return newest
+        for digest, copy_id, _ in sorted(_named_files(self._folder(user_id), "chunks")) if by_digest else ():
+            if digest in by_digest:
+                found[by_digest[digest]].append(copy_id)
+        return dict(found)
+
+    def owners(self) -> list[str]:
+        """The users with a copy, by what their copies say."""
+        # One that can be read is enough for each folder.
+        folders = (_named_files(folder, "chunks") for folder in self.root.glob("*/chunks"))
+        return owners_of(header for files in folders for header in islice(filter(None, map(_header, files)), 1))
+
+    def purge(self, doc_id: str) -> int:
+        """Remove all copies of a document, of all users, and their hits."""
+        gone = 0
+        with self._lock:
+            for path in self.root.glob(f"*/chunks/{_digest(doc_id)}.*"):
+                path.unlink(missing_ok=True)
+                gone += path.suffix == ".chunks"
+        return gone
+
+    def tidy(self, user_id: str) -> None:
+        """Remove what a crash left half written."""
+        _remove_leftovers(self._folder(user_id))
 
     def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
         """Remove copies and their hits."""
@@ -179,8 +204,9 @@ class DiskPlace(ChunkPlace):
         folder = self._folder(user_id)
         chunks = 0
         with self._lock:
-            for path in folder.glob("*.chunks") if folder.is_dir() else ():
-                chunks += _chunks_in_file(path)
+            for named in _named_files(folder, "chunks"):
+                # A torn one counts as none, and goes all the same.
+                chunks += count_chunks(_header(named) or b"")
             _remove_folder(folder)
         return chunks
 
@@ -216,13 +242,8 @@ class DiskPlace(ChunkPlace):
 
     def _files(self, user_id: str, doc_id: str, kind: str) -> list[tuple[str, Path]]:
         """The document's files of a kind, each with the id of its copy; others in the folder are not ours."""
-        folder = self._folder(user_id)
-        found = []
-        for path in folder.glob(f"{_digest(doc_id)}.*.{kind}") if folder.is_dir() else ():
-            copy_id = path.name.split(".")[1]
-            if copy_id.isalnum() and path.name.count(".") == 2:
-                found.append((copy_id, path))
-        return found
+        found = _named_files(self._folder(user_id), kind, _digest(doc_id))
+        return [(copy_id, path) for _, copy_id, path in found]
 
 
 @dataclass(frozen=True)
@@ -268,6 +289,23 @@ class DocumentFolder:
             path.unlink(missing_ok=True)
         _remove_leftovers(self._folder(user_id))
         return len(files)
+
+    def purge(self, doc_id: str) -> int:
+        """Remove the document's file of every user; returns how many went."""
+        files = list(self.root.glob(f"*/documents/*-{_digest(doc_id)[:24]}.md"))
+        for path in files:
+            path.unlink(missing_ok=True)
+        return len(files)
+
+    def tidy(self, user_id: str) -> None:
+        """Remove what a crash left half written."""
+        _remove_leftovers(self._folder(user_id))
+
+    def present(self, user_id: str, doc_ids: Iterable[str]) -> set[str]:
+        """Those of many documents that have a file."""
+        folder = self._folder(user_id)
+        found = {path.stem[-24:] for path in folder.glob("*.md")} if folder.is_dir() else set()
+        return {doc_id for doc_id in doc_ids if _digest(doc_id)[:24] in found}
 
     def delete_user(self, user_id: str) -> int:
         """Remove all of the user's files; returns how many went."""
@@ -392,12 +430,23 @@ def _read_hits(path: Path) -> dict[int, ChunkHits]:
     return counted
 
 
-def _chunks_in_file(path: Path) -> int:
-    """How many chunks a file holds; a torn one counts as none and is removed all the same."""
+def _named_files(folder: Path, kind: str, digest: str = "*") -> list[tuple[str, str, Path]]:
+    """The files of a kind, each with the hash of its document and the id of its copy; others there are not ours."""
+    found = []
+    for path in folder.glob(f"{digest}.*.{kind}") if folder.is_dir() else ():
+        own, copy_id, *more = path.name.split(".")
+        if copy_id.isalnum() and len(more) == 1:
+            found.append((own, copy_id, path))
+    return found
+
+
+def _header(named: tuple[str, str, Path]) -> bytes | None:
+    """The header of a chunk file, as far as it can be read."""
+    path = named[2]
     try:
         with path.open("rb") as file:
             length, *_ = _LENGTHS.unpack(file.read(len(_MAGIC) + _LENGTHS.size)[len(_MAGIC) :])
             # Read as far as the file goes: a torn one may claim any length.
-            return count_chunks(file.read(min(length, path.stat().st_size)))
+            return file.read(min(length, path.stat().st_size))
     except (OSError, struct.error):
-        return 0
+        return None

@@ -10,6 +10,7 @@ names is never served.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -28,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from rag_wiki.clock import as_utc, utc_now
 from rag_wiki.errors import CorruptDataError, InvalidDocumentError
 from rag_wiki.storage.codec import dump_json, load_json
-from rag_wiki.storage.records import UserDocRecord, check_doc_id, check_user_id
+from rag_wiki.storage.records import PurgedDocument, UserDocRecord, check_doc_id, check_user_id
 
 __all__ = ["ChunkCopy", "ChunkHits", "ChunkPlace", "ChunkStore", "StoredCopy", "count_chunks", "new_copy_id"]
 
@@ -41,6 +42,11 @@ CRASHED_AFTER_NS = 3600 * 10**9
 def new_copy_id() -> str:
     """An id for a new copy: unique, and later ones sort after earlier ones."""
     return f"{time.time_ns():016x}{uuid.uuid4().hex[:12]}"
+
+
+def _crashed_before() -> str:
+    """The id of a copy that is just too young to be left over from a crash."""
+    return f"{time.time_ns() - CRASHED_AFTER_NS:016x}"
 
 
 def check_copy_id(copy_id: str) -> str:
@@ -160,6 +166,15 @@ def count_chunks(header: str | bytes) -> int:
         return 0
 
 
+def owners_of(headers: Iterable[str | bytes]) -> list[str]:
+    """The users that copies say they belong to, by their headers; unreadable ones belong to nobody."""
+    owners = dict[str, None]()
+    for header in headers:
+        with contextlib.suppress(CorruptDataError, KeyError, TypeError):
+            owners[str(load_json(header, "chunk header")["user_id"])] = None
+    return list(owners)
+
+
 class ChunkPlace(ABC):
     """Where copies lie. A backend supplies these hooks; ids are raw, and hostile.
 
@@ -211,10 +226,21 @@ class ChunkPlace(ABC):
         """How many different chunks of each (document id, copy id) ever answered; overridden like `read_many`."""
         return {doc_id: len(self.hits(user_id, doc_id, copy_id)) for doc_id, copy_id in wanted}
 
-    def newest(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, str]:
-        """The newest copy of each document that has one; overridden like `read_many`."""
+    @abstractmethod
+    def owners(self) -> list[str]:
+        """The ids of users with a copy that can be read, in any order."""
+
+    def purge(self, doc_id: str) -> int:
+        """Remove all copies of a document, of all users, and their hits; returns how many copies went."""
+        return sum(self.delete(user_id, doc_id) for user_id in self.owners())
+
+    def list_copies(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, list[str]]:
+        """`copies` of many documents, without those that have none; overridden like `read_many`."""
         copies = {doc_id: self.copies(user_id, doc_id) for doc_id in doc_ids}
-        return {doc_id: own[-1] for doc_id, own in copies.items() if own}
+        return {doc_id: own for doc_id, own in copies.items() if own}
+
+    def tidy(self, user_id: str) -> None:  # noqa: B027 - nothing half written is left where a write is one step
+        """Remove what a crash left half written."""
 
     def close(self) -> None:  # noqa: B027 - a place without connections has nothing to close
         """Close what this place opened itself."""
@@ -283,9 +309,9 @@ class ChunkStore:
 
         Young copies that nobody names stay: somebody may be about to name them.
         """
-        young = f"{time.time_ns() - CRASHED_AFTER_NS:016x}"
+        old = _crashed_before()
         copies = [copy_id for copy_id in self.place.copies(user_id, doc_id) if copy_id != keep]
-        removable = [copy_id for copy_id in copies if copy_id == gone or copy_id < young]
+        removable = [copy_id for copy_id in copies if copy_id == gone or copy_id < old]
         if removable:
             self.place.delete(user_id, doc_id, removable)
 
@@ -295,6 +321,28 @@ class ChunkStore:
             self.delete(user_id, doc_id)
             return
         self.retire(user_id, doc_id, copy_id, keep=None)
+
+    def sweep(self, user_id: str, named: Mapping[str, str | None]) -> int:
+        """Remove what a crash left behind: old copies, for each document, but the one that its record names.
+
+        Documents that are not in `named` are left alone: another application may keep them in the same place.
+        Returns how many copies went.
+        """
+        old, gone = _crashed_before(), 0
+        for doc_id, copies in self.place.list_copies(user_id, named).items():
+            removable = [copy_id for copy_id in copies if copy_id != named[doc_id] and copy_id < old]
+            gone += self.place.delete(user_id, doc_id, removable) if removable else 0
+        self.place.tidy(user_id)
+        if self.documents is not None:
+            self.documents.tidy(user_id)
+        return gone
+
+    def unsettled(self, user_id: str, records: Sequence[UserDocRecord]) -> list[str]:
+        """The documents whose readable copy is there although they are not saved, or is not although they are."""
+        if self.documents is None:
+            return []
+        present = self.documents.present(user_id, [record.doc_id for record in records])
+        return [record.doc_id for record in records if record.saved is not (record.doc_id in present)]
 
     def settle(self, user_id: str, doc_id: str, record: UserDocRecord | None) -> None:
         """Bring the readable copy in line with the record as it is now; called after a change, by whoever made it.
@@ -315,7 +363,7 @@ class ChunkStore:
 
     def newest_copies(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, tuple[str, int]]:
         """The newest copy of each document that has one, and how many chunks it has: what `hit_rates` asks for."""
-        newest = self.place.newest(user_id, doc_ids)
+        newest = {doc_id: copies[-1] for doc_id, copies in self.place.list_copies(user_id, doc_ids).items()}
         found = self.place.read_many(user_id, newest.items(), texts=False, vectors=False)
         return {
             doc_id: (newest[doc_id], count_chunks(copy.header))
@@ -408,6 +456,12 @@ class ChunkStore:
         if self.documents is not None:
             self.documents.delete_user(user_id)
         return self.place.delete_user(user_id)
+
+    def purge(self, doc_id: str) -> PurgedDocument:
+        """Remove a document's chunks, hits and readable copies, of all users."""
+        check_doc_id(doc_id)
+        files = self.documents.purge(doc_id) if self.documents is not None else 0
+        return PurgedDocument(doc_id, copies=self.place.purge(doc_id), files=files)
 
     def close(self) -> None:
         """Close what the place opened itself."""

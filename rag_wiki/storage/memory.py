@@ -187,6 +187,10 @@ class MemoryStateStore(StateStore):
         with self._lock:
             return [user.counters.user_id for user in self._users.values() if user.counters.saved > 0]
 
+    def _users_with(self, doc_key: str) -> Iterable[str]:
+        with self._lock:
+            return [user.counters.user_id for user in self._users.values() if doc_key in user.documents]
+
     def _forget(self, user_key: str) -> ForgottenUser:
         with self._lock:
             user = self._users.pop(user_key, None) or _User()

@@ -22,6 +22,7 @@ __all__ = [
     "DocumentEvent",
     "DocumentState",
     "ForgottenUser",
+    "PurgedDocument",
     "QueryStart",
     "RetrievedText",
     "SavedChanges",
@@ -357,3 +358,16 @@ class ForgottenUser:
     retrieved_texts: int = 0
     chunks: int = 0
     files: int = 0
+
+
+@dataclass(frozen=True)
+class PurgedDocument:
+    """What `purge` removed of a document, counted over all users."""
+
+    doc_id: str
+    users: int = 0
+    """Users who had met it, saved or not."""
+    copies: int = 0
+    """Saved copies."""
+    files: int = 0
+    """Readable copies in a folder."""

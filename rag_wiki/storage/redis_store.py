@@ -16,7 +16,8 @@ key (`rag_wiki:{user}` before each)       value
 `:chunked`                                set: keys of documents with chunks
 ========================================  =======================================================
 
-Two keys belong to no user: `rag_wiki:users` (hash: who ever saved something) and `rag_wiki:notes`.
+Four keys belong to no user: the hashes `rag_wiki:met` (everybody of whom there is a record), `rag_wiki:users` (who
+ever saved something) and `rag_wiki:owners` (who ever had chunks), and `rag_wiki:notes`.
 """
 
 from __future__ import annotations
@@ -408,6 +409,8 @@ class RedisStateStore(StateStore):
                 return False, None
             # Before the change, so that no crash leaves a user with saved documents unlisted.
             self._list_user(user_key, change.user)
+        elif not seen.version:
+            self._list_user(user_key, change.user)
         commands = self._commands(keys, change)
         # The ones that are taken for absent first.
         guessed = [] if seen.complete else sorted(wanted, key=lambda key: wanted[key] is not None)
@@ -417,7 +420,7 @@ class RedisStateStore(StateStore):
         done, *told = _run(self._commit, commands.keys, arguments)
         if int(done):
             self._snapshots.keep(user_key, seen.after(version, change, wanted))
-            if change.user.saved > seen.user.saved:
+            if change.user.saved > seen.user.saved or not seen.version:
                 # And after it: somebody may have forgotten the user in between.
                 self._list_user(user_key, change.user)
             return True, None
@@ -425,8 +428,10 @@ class RedisStateStore(StateStore):
         return False, None if seen.complete else _corrected(seen, guessed, *told)
 
     def _list_user(self, user_key: str, user: StoredUser) -> None:
-        """Put a user on the list of those who ever saved something; it lies in a slot of its own."""
-        self._client.hset(f"{self._prefix}:users", user_key, dump_json(user.user_id))
+        """Put a user on the lists that they belong on; each lies in a slot of its own."""
+        # Who has saved something was met before, and is on that list.
+        name = "users" if user.saved else "met"
+        self._client.hset(f"{self._prefix}:{name}", user_key, dump_json(user.user_id))
 
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
         commands = _Commands(keys)
@@ -499,6 +504,18 @@ class RedisStateStore(StateStore):
                 if saved is not None and int(saved) > 0:
                     yield decode_id(user_id)
 
+    def _users_with(self, doc_key: str) -> Iterable[str]:
+        known = dict[Any, Any]()
+        for name in ("met", "users"):
+            known |= _ask(self._client.hgetall, f"{self._prefix}:{name}")
+        for batch in _batches(known.items()):
+            pipeline = self._client.pipeline(transaction=False)
+            for user_key, _ in batch:
+                pipeline.hexists(self._keys(_text(user_key)).docs, doc_key)
+            for (_, user_id), knows in zip(batch, pipeline.execute(), strict=True):
+                if knows:
+                    yield decode_id(user_id)
+
     def _forget(self, user_key: str) -> ForgottenUser:
         keys = self._keys(user_key)
         while True:
@@ -512,8 +529,9 @@ class RedisStateStore(StateStore):
             for key in doc_keys:
                 self._add_delete(commands, keys, key)
             commands.add("DEL", keys.user)
-            # Before the commit: whoever saves something after it puts the user back on the list.
-            self._client.hdel(f"{self._prefix}:users", user_key)
+            # Before the commit: whoever does something for the user after it puts them back on the list.
+            for name in ("users", "met"):
+                self._client.hdel(f"{self._prefix}:{name}", user_key)
             if int(_run(self._commit, commands.keys, [version, "", "0", "0", *commands.arguments])[0]):
                 self._snapshots.drop(user_key)
                 return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
@@ -533,6 +551,11 @@ def _stored_copy(copy_id: str, parts: Mapping[str, bytes | None]) -> StoredCopy 
         return StoredCopy(copy_id, _text(header), _optional_text(parts.get("texts")), parts.get("vectors"))
     except CorruptDataError as error:
         return error
+
+
+def _copy_ids(names: Iterable[bytes | str]) -> list[str]:
+    """The copies that the parts of a hash belong to, oldest first."""
+    return sorted({_text(name).partition(":")[0] for name in names})
 
 
 class RedisPlace(ChunkPlace):
@@ -560,6 +583,8 @@ class RedisPlace(ChunkPlace):
         arguments: list[str | bytes] = [doc_key]
         for part, value in parts.items():
             arguments += [f"{copy.copy_id}:{part}", value]
+        # Before the copy, so that no crash leaves one whose owner is unlisted.
+        self._client.hset(f"{self._prefix}:owners", storage_key(user_id), dump_json(user_id))
         _run(self._write, [keys.chunked, keys.chunks(doc_key)], arguments)
 
     def copies(self, user_id: str, doc_id: str) -> list[str]:
@@ -594,6 +619,7 @@ class RedisPlace(ChunkPlace):
     def delete_user(self, user_id: str) -> int:
         """Remove all of the user's copies and hits."""
         keys, chunks = self._keys(user_id), 0
+        self._client.hdel(f"{self._prefix}:owners", storage_key(user_id))
         for doc_key in map(_text, self._client.smembers(keys.chunked)):
             present = self._copies(keys, doc_key)
             if present:
@@ -604,20 +630,23 @@ class RedisPlace(ChunkPlace):
         return chunks
 
     def _copies(self, keys: _Keys, doc_key: str) -> list[str]:
-        names = self._client.hkeys(keys.chunks(doc_key))
-        return sorted({_text(name).partition(":")[0] for name in names})
+        return _copy_ids(self._client.hkeys(keys.chunks(doc_key)))
 
-    def newest(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, str]:
-        """The newest copy of each document that has one, some hundreds of documents a trip."""
-        keys, newest = self._keys(user_id), dict[str, str]()
+    def list_copies(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, list[str]]:
+        """The ids of the copies of many documents, some hundreds of documents a trip."""
+        keys, found = self._keys(user_id), dict[str, list[str]]()
         for batch in _batches(doc_ids):
             pipeline = self._client.pipeline(transaction=False)
             for doc_id in batch:
                 pipeline.hkeys(keys.chunks(storage_key(doc_id)))
             for doc_id, names in zip(batch, pipeline.execute(), strict=True):
                 if names:
-                    newest[doc_id] = max(_text(name).partition(":")[0] for name in names)
-        return newest
+                    found[doc_id] = _copy_ids(names)
+        return found
+
+    def owners(self) -> list[str]:
+        """The users who ever had chunks, unless they were forgotten."""
+        return [decode_id(user_id) for user_id in _ask(self._client.hvals, f"{self._prefix}:owners")]
 
     def _delete(self, keys: _Keys, doc_key: str, copy_ids: Sequence[str]) -> int:
         gone = 0

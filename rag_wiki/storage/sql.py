@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -25,8 +25,8 @@ from rag_wiki.errors import (
     SchemaVersionError,
     StorageError,
 )
-from rag_wiki.storage.base import ForgottenUser, StateStore
-from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, read_or_raise
+from rag_wiki.storage.base import ForgottenUser, PurgedDocument, StateStore
+from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, owners_of, read_or_raise
 from rag_wiki.storage.codec import (
     StoredChange,
     StoredDocument,
@@ -116,7 +116,8 @@ class SQLDatabase:
         url = self._url
         if url.get_driver_name() in _OUR_DRIVERS:
             url = url.set(drivername="postgresql+psycopg")
-        return sa.create_engine(url, pool_pre_ping=True)
+        # Parameters are people's texts, which belong in no error message and no log.
+        return sa.create_engine(url, pool_pre_ping=True, hide_parameters=True)
 
     def lock_schema(self, connection: Connection) -> None:
         """Let one process at a time set up the schema: PostgreSQL's IF NOT EXISTS alone is a race."""
@@ -142,6 +143,9 @@ class SQLDatabase:
         finally:
             # Whoever has the connection next finds it as it was.
             driver.autocommit = before
+
+    def scrub(self) -> None:
+        """Leave no byte of removed rows where this process can reach it. PostgreSQL's VACUUM is its operator's."""
 
     def pickled_url(self) -> str:
         """The URL to open this database by elsewhere.
@@ -178,6 +182,9 @@ class SQLDatabase:
 
     def set_up(self, engine: Engine) -> None:
         """Make the tables, or bring those of an older release up to date, in one transaction."""
+        if self._is_set_up(engine):
+            # Nobody waits for anybody then, and a database that can only be read is read.
+            return
         with self.writing(engine) as connection:
             self.lock_schema(connection)
             metadata.create_all(connection)
@@ -194,6 +201,12 @@ class SQLDatabase:
             for version in range(found, self.schema_version):
                 self.migrations[version](connection)
             connection.execute(sa.update(schema_table).values(version=self.schema_version))
+
+    def _is_set_up(self, engine: Engine) -> bool:
+        with engine.connect() as connection:
+            if not metadata.tables.keys() <= set(sa.inspect(connection).get_table_names()):
+                return False
+            return connection.execute(sa.select(schema_table.c.version)).scalar() == self.schema_version
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -558,10 +571,23 @@ class SQLStateStore(StateStore):
             rows = connection.execute(sa.select(users_table.c.user_id).where(users_table.c.saved > 0))
             return [decode_id(user_id) for user_id in rows.scalars()]
 
+    def _users_with(self, doc_key: str) -> Iterable[str]:
+        knows = sa.select(documents_table.c.user_key).where(documents_table.c.doc_key == doc_key)
+        query = sa.select(users_table.c.user_id).where(users_table.c.user_key.in_(knows))
+        with self._database.reading() as connection:
+            return [decode_id(user_id) for user_id in connection.execute(query).scalars()]
+
+    def purge(self, doc_id: str) -> PurgedDocument:
+        """Remove a document for all users (see `StateStore.purge`)."""
+        purged = super().purge(doc_id)
+        self._database.scrub()
+        return purged
+
     def _forget(self, user_key: str) -> ForgottenUser:
         with self._database.driver(writes=True) as cursor:
             self._database.lock_user(cursor, user_key)
             gone = [cursor.run(statement, [{"user_key": user_key}]) for statement in _DELETE_ALL]
+        self._database.scrub()
         return ForgottenUser(documents=gone[0], events=gone[1], retrieved_texts=gone[2])
 
     def _read_note(self, name: str) -> str | None:
@@ -657,16 +683,32 @@ class SQLPlace(ChunkPlace):
                 parts = found.get((key, copy_id))
                 yield doc_id, None if parts is None else _stored_copy(copy_id, parts)
 
-    def newest(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, str]:
-        """The newest copy of each document that has one, some hundreds of documents a statement."""
-        columns, newest = (chunks_table.c.doc_key, chunks_table.c.copy_id), dict[str, str]()
+    def list_copies(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, list[str]]:
+        """The ids of the copies of many documents, some hundreds of documents a statement."""
+        columns, found = (chunks_table.c.doc_key, chunks_table.c.copy_id), defaultdict[str, list[str]](list)
         for batch in _batches(doc_ids):
             keys = {storage_key(doc_id): doc_id for doc_id in batch}
             with self._database.driver(writes=False) as cursor:
                 rows = _read_rows(cursor, columns, storage_key(user_id), list(keys))
-            for doc_key, copy_id in rows:
-                newest[keys[doc_key]] = max(copy_id, newest.get(keys[doc_key], ""))
-        return newest
+            for doc_key, copy_id in sorted(set(rows)):
+                found[keys[doc_key]].append(copy_id)
+        return dict(found)
+
+    def owners(self) -> list[str]:
+        """The users with a copy, by what their copies say."""
+        query = sa.select(sa.func.min(chunks_table.c.header)).group_by(chunks_table.c.user_key)
+        with self._database.reading() as connection:
+            return owners_of(connection.execute(query).scalars())
+
+    def purge(self, doc_id: str) -> int:
+        """Remove all copies of a document, of all users, and their hits."""
+        with self._database.writing() as connection:
+            gone = [
+                connection.execute(sa.delete(table).where(table.c.doc_key == storage_key(doc_id))).rowcount
+                for table in (chunks_table, hits_table)
+            ]
+        self._database.scrub()
+        return gone[0]
 
     def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
         """Remove copies and their hits."""
@@ -687,6 +729,7 @@ class SQLPlace(ChunkPlace):
             chunks = int(connection.execute(total).scalar_one())
             for table in (chunks_table, hits_table):
                 connection.execute(sa.delete(table).where(_of(table, key)))
+        self._database.scrub()
         return chunks
 
     def add_hits(

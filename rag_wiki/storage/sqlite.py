@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -25,6 +26,8 @@ from rag_wiki.storage.sql import _USER, SQLDatabase, SQLStateStore, _shown
 from rag_wiki.storage.sql_driver import DriverCursor
 
 __all__ = ["SQLiteStateStore"]
+
+logger = logging.getLogger("rag_wiki")
 
 _WAIT_SECONDS = 30.0
 """How long a writer waits for another one before it gives up."""
@@ -61,7 +64,11 @@ class SQLiteDatabase(SQLDatabase):
 
     def create_engine(self) -> Engine:
         """Open the file, making its folder when that is missing."""
-        arguments: dict[str, Any] = {"connect_args": {"check_same_thread": False, "timeout": _WAIT_SECONDS}}
+        arguments: dict[str, Any] = {
+            "connect_args": {"check_same_thread": False, "timeout": _WAIT_SECONDS},
+            # Parameters are people's texts, which belong in no error message and no log.
+            "hide_parameters": True,
+        }
         if self.in_memory:
             arguments["poolclass"] = StaticPool
         elif not (self._url.database or "").startswith("file:"):
@@ -85,6 +92,23 @@ class SQLiteDatabase(SQLDatabase):
         if writes:
             connection.driver_connection.execute("BEGIN IMMEDIATE")
         yield
+
+    def scrub(self) -> None:
+        """Move the write-ahead log into the file, where removed rows are overwritten, and empty it."""
+        if self.in_memory:
+            return
+        connection = self.engine.raw_connection()
+        try:
+            busy, *_ = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.close()
+        if busy:
+            logger.warning(
+                "%s-wal still holds what was removed: a reader was in its way for %.0f seconds. It goes with the next "
+                "checkpoint; PRAGMA wal_checkpoint(TRUNCATE) makes one.",
+                self._url.database,
+                _WAIT_SECONDS,
+            )
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -118,6 +142,9 @@ def _configure(connection: sqlite3.Connection, _record: object) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
             break
         except sqlite3.OperationalError as error:
+            if "readonly" in str(error):
+                # It is read as it is; what would write says so.
+                break
             # Turning the log on needs the file alone, and SQLite does not wait for that by itself.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise

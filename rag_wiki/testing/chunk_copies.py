@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -14,6 +13,9 @@ from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, new_copy_id
 from rag_wiki.testing.awkward import AWKWARD_IDS, AWKWARD_TEXTS, NOON, in_threads
 
 __all__ = ["CopyPromises"]
+
+_HOUR = 3600 * 10**9
+"""Nanoseconds."""
 
 
 def _copy(text: str = "some text", copy_id: str | None = None, chunks: int = 2) -> ChunkCopy:
@@ -228,9 +230,8 @@ class CopyPromises:
 
     def test_retiring_leaves_copies_that_somebody_may_be_about_to_name(self, store: ChunkStore) -> None:
         """A young copy that no record names stays; one that a crash left behind an hour ago goes."""
-        hour = int(timedelta(hours=1).total_seconds()) * 10**9
-        crashed = _copy("crashed", f"{time.time_ns() - 2 * hour:016x}" + "0" * 12)
-        kept_old = _copy("kept", f"{time.time_ns() - 3 * hour:016x}" + "0" * 12)
+        crashed = _copy("crashed", f"{time.time_ns() - 2 * _HOUR:016x}" + "0" * 12)
+        kept_old = _copy("kept", f"{time.time_ns() - 3 * _HOUR:016x}" + "0" * 12)
         young = _copy("young")
         for copy in (crashed, kept_old, young):
             store.save_copy("alice", "d", copy)
@@ -254,6 +255,64 @@ class CopyPromises:
         assert store.place.copies("alice", "d") == []
         store.drop("alice", "d", None)
         assert _same(store.load_copy("alice", "other", other.copy_id), other)
+
+    def test_a_sweep_removes_what_no_record_names(self, store: ChunkStore) -> None:
+        """Old copies other than the named one go; young ones, and those of documents nobody spoke of, stay."""
+        named, crashed, young, removed, foreign = (
+            _copy(copy_id=f"{time.time_ns() - hours * _HOUR:016x}" + "0" * 12) for hours in (3, 2, 0, 5, 9)
+        )
+        for copy in (named, crashed, young):
+            store.save_copy("alice", "d", copy)
+        store.save_copy("alice", "removed", removed)
+        store.save_copy("alice", "foreign", foreign)
+        store.save_copy("bob", "d", crashed)
+        store.record_hits("alice", "d", [0], NOON, copy_id=crashed.copy_id)
+
+        assert store.sweep("alice", {"d": named.copy_id, "removed": None, "never there": None}) == 2
+
+        assert store.place.copies("alice", "d") == [named.copy_id, young.copy_id]
+        assert store.place.copies("alice", "removed") == []
+        assert store.place.copies("alice", "foreign") == [foreign.copy_id]
+        assert store.place.copies("bob", "d") == [crashed.copy_id]
+        assert store.hit_rates("alice", {"d": (crashed.copy_id, 2)}) == {"d": 0.0}
+        assert store.sweep("alice", {"d": named.copy_id, "removed": None}) == 0
+
+    def test_copies_of_many_documents_are_listed(self, store: ChunkStore) -> None:
+        """`list_copies` gives the copies of each of 520 documents, oldest first, and leaves out those without."""
+        copies = [_copy(chunks=1) for _ in range(2)]
+        for number in range(520):
+            for copy in copies[: 1 + number % 2]:
+                store.save_copy("alice", f"d{number}", copy)
+        listed = store.place.list_copies("alice", ["never there", *(f"d{number}" for number in range(520))])
+        ids = [copy.copy_id for copy in copies]
+        assert listed == {f"d{number}": ids[: 1 + number % 2] for number in range(520)}
+        assert store.place.list_copies("bob", ["d1"]) == store.place.list_copies("alice", []) == {}
+
+    def test_owners_are_named_as_they_are(self, store: ChunkStore) -> None:
+        """Everybody with a copy is an owner, by the id as it was given; who was forgotten is none."""
+        assert store.place.owners() == []
+        for user_id in AWKWARD_IDS:
+            store.save_copy(user_id, "d", _copy())
+        assert sorted(store.place.owners()) == sorted(AWKWARD_IDS)
+        for user_id in AWKWARD_IDS[1:]:
+            store.delete_user(user_id)
+        assert store.place.owners() == [AWKWARD_IDS[0]]
+
+    def test_purging_removes_a_document_of_everybody(self, store: ChunkStore) -> None:
+        """`purge` removes all copies of one document, of all users, with their hits; others stay."""
+        copies = {user_id: _copy() for user_id in AWKWARD_IDS}
+        for user_id, copy in copies.items():
+            for doc_id in ("d", "d2", "D"):
+                store.save_copy(user_id, doc_id, copy)
+                store.record_hits(user_id, doc_id, [0], NOON)
+
+        assert store.purge("d").copies == len(AWKWARD_IDS)
+
+        for user_id, copy in copies.items():
+            assert store.place.copies(user_id, "d") == []
+            assert store.place.hits(user_id, "d", copy.copy_id) == {}
+            assert store.place.copies(user_id, "d2") == store.place.copies(user_id, "D") == [copy.copy_id]
+        assert store.purge("d").copies == store.purge("never there").copies == 0
 
     # Hit rates
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, new_copy_id
-from rag_wiki.storage.records import Clocks, DocumentState, ForgottenUser, UserChange
+from rag_wiki.storage.records import Clocks, DocumentState, ForgottenUser, PurgedDocument, UserChange
 from rag_wiki.testing.awkward import AWKWARD_IDS, NOON, a_record, a_text, an_event, in_threads, just
 
 __all__ = ["UserPromises"]
@@ -42,7 +42,7 @@ def _claim(store: StateStore, now: datetime, _worker: int) -> bool:
 
 
 class UserPromises:
-    """`list_active_users`, `forget_user`, `job_time` and `claim_job`."""
+    """`list_active_users`, `forget_user`, `purge`, `job_time` and `claim_job`."""
 
     def test_active_users_have_a_saved_document(self, store: StateStore) -> None:
         """Active are the users with a CLAIMED or PINNED document now, sorted, each once."""
@@ -121,6 +121,33 @@ class UserPromises:
         store.forget_user("alice")
         assert [everything(user_id) for user_id in others] == before
         assert store.list_active_users() == sorted(others)
+
+    def test_a_purged_document_is_gone_for_everybody(self, store: StateStore) -> None:
+        """Who met a document that is purged, saved or not, has no record, event, text or chunk of it; others stay."""
+        for user_id in AWKWARD_IDS:
+            _save_something(store, user_id)
+        store.upsert(a_record("only met it", "saved"))
+        others = [store.get(user_id, "counted") for user_id in AWKWARD_IDS]
+
+        purged = store.purge("saved")
+
+        assert purged == PurgedDocument("saved", users=len(AWKWARD_IDS) + 1, copies=len(AWKWARD_IDS))
+        assert [store.get(user_id, "counted") for user_id in AWKWARD_IDS] == others
+        for user_id in (*AWKWARD_IDS, "only met it"):
+            assert store.get(user_id, "saved") is None
+            assert (store.history(user_id, "saved"), store.retrieved_texts(user_id, "saved")) == ([], [])
+            assert store.chunk_store.load_chunks(user_id, "saved") == []
+        assert store.list_active_users() == []
+        assert store.purge("saved") == PurgedDocument("saved")
+        assert store.purge("never met") == PurgedDocument("never met")
+
+    def test_purging_is_exact(self, store: StateStore) -> None:
+        """Of documents whose ids are alike, only the one that is named goes."""
+        for doc_id in AWKWARD_IDS:
+            store.upsert(a_record(doc_id=doc_id))
+        for doc_id in AWKWARD_IDS[::2]:
+            assert store.purge(doc_id).users == 1
+        assert [record.doc_id for record in store.list_by_state("alice")] == sorted(AWKWARD_IDS[1::2])
 
     def test_a_forgotten_user_starts_anew(self, store: StateStore) -> None:
         """A user who comes back after being forgotten is a new one, with nothing of before."""

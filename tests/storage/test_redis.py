@@ -189,18 +189,21 @@ class TestKeys:
     """What lies in Redis, and under which names."""
 
     def test_all_keys_of_a_user_share_a_slot(self, client: HookedRedis, store: RedisStateStore) -> None:
-        """Every key of a user carries the user's hash tag, so a cluster keeps them on one node; two belong to none."""
+        """Every key of a user carries the user's hash tag, so a cluster keeps them on one node; four belong to none."""
         users = ["alice", "{alice}", "a}b{c", "文档", "a:b", "*"]
         for user_id in users:
             for doc_id in ("d", "{e}", "x}y"):
                 work(store, user_id, doc_id)
         store.claim_job("decay", NOON, timedelta(days=1))
+        store.begin_query("asked", 3, 10)
+        store.upsert(a_record("met"))
+        users.append("met")
 
-        of_nobody = {"rag_wiki:users", "rag_wiki:notes"}
+        of_nobody = {f"rag_wiki:{name}" for name in ("met", "users", "owners", "notes")}
         of_users = keys(client) - of_nobody
         tags = {key[: key.index("}") + 1] for key in of_users}
         assert len(tags) == len(users)
-        for tag in tags:
+        for tag in tags - {"rag_wiki:{met}"}:
             mine = [key for key in of_users if key.startswith(tag)]
             assert len({key_slot(key.encode()) for key in mine}) == 1
             # :user, :docs, :content, :saved, :seen, :hit, :revised, :chunked; per document events, texts, chunks, hits
@@ -255,7 +258,7 @@ class TestKeys:
             store.delete("alice", doc_id)
             store.chunk_store.delete("alice", doc_id)
         store.chunk_store.record_hits("alice", "d", [0], NOON, copy_id="gone")
-        assert keys(client) == {"rag_wiki:{alice}:user", "rag_wiki:users"}
+        assert keys(client) == {"rag_wiki:{alice}:user", "rag_wiki:users", "rag_wiki:owners"}
 
     def test_the_key_space_is_never_scanned(self, client: HookedRedis, store: RedisStateStore) -> None:
         """No call of the store issues SCAN or KEYS, or walks a hash or set with a cursor."""
@@ -266,6 +269,7 @@ class TestKeys:
         store.claim_job("decay", NOON, timedelta(days=1))
         store.chunk_store.retire("alice", "d", None, keep=None)
         store.delete("alice", "d counted")
+        store.purge("d")
         store.forget_user("bob")
         issued = {name.removeprefix("cmdstat_").lower() for name in client.info("commandstats")}
         assert {"evalsha", "hset", "hmget", "smembers"} <= issued
