@@ -74,17 +74,17 @@ class CachedDocument(NamedTuple):
     @property
     def chunks(self) -> tuple[int, ...]:
         """The numbers of the chunks used, in document order."""
-        return tuple(hit.chunk_index for hit in _in_document_order(self.found))
+        return tuple([hit.chunk_index for hit in _in_document_order(self.found)])
 
     @property
     def hit_chunks(self) -> tuple[int, ...]:
         """The numbers of those that matched, in document order."""
-        return tuple(hit.chunk_index for hit in _in_document_order(self.found) if not hit.is_neighbour)
+        return tuple([hit.chunk_index for hit in _in_document_order(self.found) if not hit.is_neighbour])
 
     @property
     def scores(self) -> tuple[float, ...]:
         """Their cosines, in the same order."""
-        return tuple(hit.score for hit in _in_document_order(self.found))
+        return tuple([hit.score for hit in _in_document_order(self.found)])
 
     @property
     def text(self) -> str:
@@ -154,6 +154,8 @@ def _first_id(metadata: Mapping[str, Any], keys: Sequence[str]) -> str | None:
 def _as_id(value: object) -> str | None:
     """An id of a kind that identifies: text, a whole number, a UUID, a path. `nan`, say, would be everybody's."""
     text = ""
+    if value is None:
+        return None
     if type(value) is str:
         text = value
     elif isinstance(value, (str, UUID, PurePath)):
@@ -166,7 +168,13 @@ def _as_id(value: object) -> str | None:
 
 def label(metadata: Mapping[str, Any], *keys: str) -> str:
     """The first of these values that can name something, as text; other types name nothing."""
-    return _first_id(metadata, keys) or ""
+    for key in keys:
+        value = metadata.get(key)
+        # Nearly always a text: eleven labels are read for a question.
+        named = (value if value.strip() else None) if type(value) is str else _as_id(value)
+        if named is not None:
+            return named
+    return ""
 
 
 def read_global(document: Document, config: RagWikiRetrieverConfig, score: float | None = None) -> GlobalDocument:
@@ -209,4 +217,4 @@ def copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_document_order(found: DocumentHits) -> list[ChunkHit]:
     # A hit begins with its position, and no two have the same.
-    return sorted(found.hits, key=_POSITION)
+    return sorted(found.hits, key=_POSITION) if len(found.hits) > 1 else list(found.hits)

@@ -406,24 +406,25 @@ class RagWikiRetriever(BaseRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
-        start = time.perf_counter()
+        # Read once: pydantic finds a private attribute by a detour.
+        start, recall = time.perf_counter(), self._recall
         if self.config.context == "focused":
-            run(self._recall.prepare(call))
+            run(recall.prepare(call))
         if self._asks_on_miss(call):
-            cache = run(self._recall.search_copies(call))
+            cache = run(recall.search_copies(call))
             found = None if cache.answered else self._ask_global(call, run_manager)
-        elif self._recall.global_pace.is_quick:
+        elif recall.global_pace.is_quick:
             found = self._ask_global(call, run_manager)
-            cache = run(self._recall.search_copies(call))
+            cache = run(recall.search_copies(call))
         else:
-            searching = Beside(self._recall.search_copies(call))
+            searching = Beside(recall.search_copies(call))
             try:
                 found = self._ask_global(call, run_manager)
             except BaseException:
                 searching.abandon()
                 raise
             cache = searching.result()
-        documents, provenance = run(self._recall.conclude(call, found, cache, start))
+        documents, provenance = run(recall.conclude(call, found, cache, start))
         call.provenance = provenance
         self._latest.publish(provenance)
         if run_manager.handlers:
@@ -434,21 +435,22 @@ class RagWikiRetriever(BaseRetriever):
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
     ) -> list[Document]:
         call = call or self._read_call(query, ensure_config(), kwargs)[1]
-        start = time.perf_counter()
+        # Read once: pydantic finds a private attribute by a detour.
+        start, recall = time.perf_counter(), self._recall
         if self.config.context == "focused":
-            await arun(self._recall.prepare(call))
+            await arun(recall.prepare(call))
         if self._asks_on_miss(call):
-            cache = await arun(self._recall.search_copies(call))
+            cache = await arun(recall.search_copies(call))
             found = None if cache.answered else await self._aask_global(call, run_manager)
         else:
-            searching = asyncio.ensure_future(arun(self._recall.search_copies(call)))
+            searching = asyncio.ensure_future(arun(recall.search_copies(call)))
             try:
                 found = await self._aask_global(call, run_manager)
             except BaseException:
                 searching.cancel()
                 raise
             cache = await searching
-        documents, provenance = await arun(self._recall.conclude(call, found, cache, start))
+        documents, provenance = await arun(recall.conclude(call, found, cache, start))
         call.provenance = provenance
         self._latest.publish(provenance)
         if run_manager.handlers:

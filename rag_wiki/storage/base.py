@@ -377,6 +377,8 @@ class StateStore(ABC):
         # The state first: who applies a query meanwhile then finds no record whose chunks it would hit.
         forgotten = self._forget(self._user_key(user_id))
         self._fresh.forget(self._user_key(user_id))
+        # It remembers ids.
+        storage_key.cache_clear()
         return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
 
     def purge(self, doc_id: str) -> PurgedDocument:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -338,8 +339,9 @@ def readable_name(text: str, identity: str) -> str:
     return f"{slug or 'x'}-{_digest(identity)[:24]}"
 
 
+@lru_cache(maxsize=1024)
 def user_folder(root: Path, user_id: str) -> Path:
-    """The folder of one user below `root`."""
+    """The folder of one user below `root`; each question of the user needs it."""
     return root / readable_name(user_id, user_id)
 
 

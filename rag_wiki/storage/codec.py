@@ -165,6 +165,7 @@ class StoredChange:
         )
 
 
+@lru_cache(maxsize=4096)
 def storage_key(text: str) -> str:
     """Encode an id so that different ids never share a key: ASCII, no separator, of bounded length."""
     if _PLAIN_KEY.fullmatch(text):
