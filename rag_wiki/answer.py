@@ -13,7 +13,7 @@ import numpy as np
 from langchain_core.documents import Document
 
 from rag_wiki.lifecycle.query import FetchedDocument, QueryFindings
-from rag_wiki.pieces import CachedDocument, GlobalDocument, copy_metadata, label
+from rag_wiki.pieces import CachedDocument, GlobalDocument, as_number, copy_metadata, label
 from rag_wiki.ranking import Ranked, first_of, in_focus, in_turn
 from rag_wiki.search.calibration import Focus
 from rag_wiki.search.index import IndexedDocument
@@ -267,7 +267,6 @@ def _cached_source(item: CachedDocument, found_ids: set[str], after: UserDocReco
 def _global_source(pieces: Sequence[GlobalDocument], stale: set[str], after: UserDocRecord | None) -> SourceEntry:
     first, metadata = pieces[0], pieces[0].document.metadata
     numbers = {piece.chunk_index for piece in pieces}
-    total = metadata.get("total_chunks")
     scores = map(_score_of, pieces)
     title = first.doc_title or label(metadata, "doc_title", "title")
     return SourceEntry(
@@ -277,7 +276,7 @@ def _global_source(pieces: Sequence[GlobalDocument], stale: set[str], after: Use
         user_state=DocumentState.GLOBAL if after is None else after.user_state,
         fetch_count=0 if after is None else after.fetch_count,
         chunks_used=() if None in numbers else tuple(sorted(number for number in numbers if number is not None)),
-        total_chunks=total if isinstance(total, int) and not isinstance(total, bool) else None,
+        total_chunks=as_number(metadata.get("total_chunks")),
         section_heading=label(metadata, "section", "section_heading") or None,
         scores=tuple(score for score in scores if score is not None),
         stale=first.doc_id in stale,

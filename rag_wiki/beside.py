@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextvars
-import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from rag_wiki.forks import in_each_process
 from rag_wiki.steps import Procedure, run
 
 __all__ = ["Beside"]
@@ -15,17 +15,20 @@ __all__ = ["Beside"]
 T = TypeVar("T")
 
 _THREADS = 32
-_pools: dict[int, tuple[ThreadPoolExecutor, threading.BoundedSemaphore]] = {}
-_pools_lock = threading.Lock()
 
 
-def _pool() -> tuple[ThreadPoolExecutor, threading.BoundedSemaphore]:
-    """The threads and how many of them are free; per process, since threads don't survive a fork."""
-    with _pools_lock:
-        if os.getpid() not in _pools:
-            pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="rag_wiki")
-            _pools[os.getpid()] = (pool, threading.BoundedSemaphore(_THREADS))
-        return _pools[os.getpid()]
+class _Threads:
+    """The threads, begun when they are needed, and how many of them are free. They don't survive a fork."""
+
+    def __init__(self) -> None:
+        in_each_process(self._make)
+
+    def _make(self) -> None:
+        self.pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="rag_wiki")
+        self.free = threading.BoundedSemaphore(_THREADS)
+
+
+_threads = _Threads()
 
 
 class Beside(Generic[T]):
@@ -38,10 +41,10 @@ class Beside(Generic[T]):
     def __init__(self, procedure: Procedure[T]) -> None:
         self._procedure = procedure
         self._context = contextvars.copy_context()
-        pool, self._free = _pool()
+        self._free = _threads.free
         self._begun: Future[T] | None = None
         if self._free.acquire(blocking=False):
-            self._begun = pool.submit(self._work)
+            self._begun = _threads.pool.submit(self._work)
 
     def result(self) -> T:
         """What the procedure returns; runs it here if nobody has begun it."""

@@ -6,10 +6,10 @@ Rules take `now` as an argument; whoever acts holds a `Clock` and asks it once p
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TypeAlias
 
-__all__ = ["Clock", "as_utc", "days_between", "utc_now"]
+__all__ = ["Clock", "as_utc", "days_between", "later", "utc_now"]
 
 Clock: TypeAlias = Callable[[], datetime]
 """Something that tells the present moment as an aware UTC datetime."""
@@ -25,6 +25,12 @@ def as_utc(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         return moment.replace(tzinfo=timezone.utc)
     return moment.astimezone(timezone.utc)
+
+
+def later(moment: datetime, span: timedelta) -> datetime:
+    """The moment that is a span after an aware UTC one; the last one there is, where the calendar ends before."""
+    last = datetime.max.replace(tzinfo=timezone.utc)
+    return moment + span if span < last - moment else last
 
 
 def days_between(earlier: datetime, later: datetime) -> float:

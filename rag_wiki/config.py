@@ -185,6 +185,8 @@ class RagWikiRetrieverConfig:
                 msg = f"{owner}.{name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}"
                 raise ConfigurationError(msg)
         self._check_types(owner)
+        # What the caller does to a list later is no permission to read more.
+        object.__setattr__(self, "document_roots", tuple(self.document_roots))
         if self.no_resiluggest_days != _DEFAULT_NO_RESUGGEST_DAYS:
             warnings.warn(
                 f"{owner}.no_resiluggest_days is deprecated and without effect: "

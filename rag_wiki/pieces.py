@@ -16,12 +16,22 @@ import numpy as np
 from langchain_core.documents import Document
 
 from rag_wiki.config import RagWikiRetrieverConfig
+from rag_wiki.lifecycle.kept_texts import source_version
 from rag_wiki.search.index import ChunkHit, DocumentHits
 from rag_wiki.storage.codec import plain
-from rag_wiki.storage.records import RetrievedText, UserDocRecord
-from rag_wiki.texts import join_texts, shared_length
+from rag_wiki.storage.records import RetrievedText, UserDocRecord, join_halves
+from rag_wiki.texts import flat, join_texts, shared_length
 
-__all__ = ["CachedDocument", "GlobalDocument", "copy_metadata", "identify", "label", "read_global"]
+__all__ = [
+    "CachedDocument",
+    "GlobalDocument",
+    "as_id",
+    "as_number",
+    "copy_metadata",
+    "identify",
+    "label",
+    "read_global",
+]
 
 _POSITION = itemgetter(0)
 _ATOMS = (str, int, float, bool, type(None))
@@ -61,8 +71,6 @@ class CachedDocument(NamedTuple):
     parts: Sequence[str]
     """The texts of all its chunks; or the one text of a document that answers with all of it."""
     full_document: bool = False
-    seamless: bool = False
-    """Neighbouring chunks are joined without repeating what they share."""
     reach: int = 0
     """How many chunks beside one that matched are wanted."""
 
@@ -88,12 +96,12 @@ class CachedDocument(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it answers with: its chunks in document order."""
+        """What it answers with: its chunks in document order, neighbours without repeating what they share."""
         if self.full_document:
             return self.parts[0]
         hits = _in_document_order(self.found)
-        if not self.seamless:
-            return "\n\n".join([self.parts[hit.position] for hit in hits])
+        if len(hits) == 1:
+            return self.parts[hits[0].position]
         runs: list[list[str]] = []
         for before, hit in zip([None, *hits], hits, strict=False):
             if before is None or (hit.position, hit.chunk_index) != (before.position + 1, before.chunk_index + 1):
@@ -136,7 +144,7 @@ def identify(document: Document, document_id: str | Callable[[Document], str | N
     """The id of the source document, or `None` when nothing identifies it."""
     if callable(document_id):
         try:
-            return _as_id(document_id(document))
+            return as_id(document_id(document))
         except LookupError:
             # The usual function looks into the metadata; a document without the key has no id.
             return None
@@ -145,14 +153,17 @@ def identify(document: Document, document_id: str | Callable[[Document], str | N
 
 def _first_id(metadata: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     for key in keys:
-        found = _as_id(metadata.get(key))
+        found = as_id(metadata.get(key))
         if found is not None:
             return found
     return None
 
 
-def _as_id(value: object) -> str | None:
-    """An id of a kind that identifies: text, a whole number, a UUID, a path. `nan`, say, would be everybody's."""
+def as_id(value: object) -> str | None:
+    """An id of a kind that identifies: text, a whole number, a UUID, a path. `nan`, say, would be everybody's.
+
+    So would the text "None", which LlamaIndex writes into vector stores where a node has no source.
+    """
     text = ""
     if value is None:
         return None
@@ -163,7 +174,7 @@ def _as_id(value: object) -> str | None:
     elif isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
         number = int(value)
         text = str(number) if abs(number) < _BEYOND_ANY_ID else ""
-    return text if text.strip() else None
+    return None if text.strip() in ("", "None") else join_halves(text)
 
 
 def label(metadata: Mapping[str, Any], *keys: str) -> str:
@@ -171,10 +182,18 @@ def label(metadata: Mapping[str, Any], *keys: str) -> str:
     for key in keys:
         value = metadata.get(key)
         # Nearly always a text: eleven labels are read for a question.
-        named = (value if value.strip() else None) if type(value) is str else _as_id(value)
+        named = (value if value.strip() else None) if type(value) is str else as_id(value)
         if named is not None:
             return named
     return ""
+
+
+def as_number(value: object) -> int | None:
+    """A whole number, Python's or numpy's, of a size that every database holds; `None` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        return None
+    number = int(value)
+    return number if -(2**63) <= number < 2**63 else None
 
 
 def read_global(document: Document, config: RagWikiRetrieverConfig, score: float | None = None) -> GlobalDocument:
@@ -185,23 +204,34 @@ def read_global(document: Document, config: RagWikiRetrieverConfig, score: float
     doc_id = identify(document, config.document_id)
     metadata = copy_metadata(document.metadata)
     if doc_id is None:
-        return GlobalDocument(document.model_copy(update={"metadata": metadata}), None, score=score)
+        return GlobalDocument(_copied(document, metadata), None, score=score)
     path = label(metadata, "doc_path", "source", "file_path")
     title = label(metadata, "doc_title", "title") or PurePosixPath(path or doc_id).name or doc_id
     for key, value in (("doc_id", doc_id), ("doc_title", title), ("doc_path", path)):
         if metadata.get(key) is None:
             metadata[key] = value
     metadata["from_cache"] = False
-    index = metadata.get("chunk_index")
+    number = as_number(metadata.get("chunk_index"))
+    # Laid out in another way it is the same text; under another number or version it says something else of a copy.
+    told_by = f"{number} {source_version(metadata, config.version_key)} {flat(document.page_content)}"
     return GlobalDocument(
-        document=document.model_copy(update={"metadata": metadata}),
+        document=_copied(document, metadata),
         doc_id=doc_id,
         doc_title=title,
         doc_path=path,
-        chunk_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
-        digest=hashlib.sha256(document.page_content.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+        chunk_index=number,
+        digest=hashlib.sha256(told_by.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         score=score,
     )
+
+
+def _copied(document: Document, metadata: dict[str, Any]) -> Document:
+    """A copy with this metadata; what a class of the caller's own adds is copied like metadata."""
+    added: dict[str, Any] = {}
+    if type(document) is not Document:
+        own = {**document.__dict__, **(document.model_extra or {})}
+        added = copy_metadata({name: value for name, value in own.items() if name != "metadata"})
+    return document.model_copy(update={**added, "metadata": metadata})
 
 
 def copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

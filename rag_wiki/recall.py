@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,6 +32,7 @@ from rag_wiki.answer import (
 from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import ConfigurationError, CorruptDataError, EmbeddingUnavailableError
+from rag_wiki.forks import in_each_process
 from rag_wiki.lifecycle.fetch_counter import SuggestionEvent
 from rag_wiki.lifecycle.query import QueryOutcome, QueryRules, account_for_query
 from rag_wiki.pieces import CachedDocument, GlobalDocument, read_global
@@ -52,7 +53,8 @@ from rag_wiki.search.index import (
 from rag_wiki.steps import Convoy, Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
-from rag_wiki.storage.records import QueryStart, UserChange, UserDocRecord, UserView
+from rag_wiki.storage.codec import is_same_user
+from rag_wiki.storage.records import DocumentState, QueryStart, UserChange, UserDocRecord, UserView
 from rag_wiki.together import Together
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
 from rag_wiki.verdicts import CopyJudge
@@ -70,6 +72,7 @@ SuggestionCallback: TypeAlias = Callable[[SuggestionEvent], Any]
 _MOST_IDLE = 200
 """Idle documents that one query settles at most; the next query takes the next ones."""
 _MOST_WARNINGS = 1_000
+"""Warnings that are remembered as told; the one told longest ago is forgotten first."""
 _OTHER_MODEL = "other embedding model"
 _REMEDIES = {
     _OTHER_MODEL: "reindex() embeds them anew",
@@ -108,6 +111,7 @@ class Call:
     """Whether it was asked what the model's cosines mean."""
     scores: ModelScores | None = None
     """What they mean."""
+    findings: CacheFindings = field(default_factory=lambda: CacheFindings())
 
     def timed(self, stage: str) -> _Stage:
         """Note how long a stage takes, in milliseconds."""
@@ -139,12 +143,14 @@ class CacheFindings(CopyFindings):
     mode: str = "none"
     threshold: float | None = None
     """The cosine from which a chunk was a hit; `None` when none was compared."""
+    tells: bool = True
+    """Whether a score says that a copy answers: `"auto"` knows of some models that theirs don't."""
     degraded: list[str] = field(default_factory=list)
 
     @property
     def answered(self) -> bool:
         """Whether a saved copy has an answer; a pinned document that is only along has none."""
-        return any(item.found.above_threshold for item in self.cached)
+        return self.tells and any(item.found.above_threshold for item in self.cached)
 
     def withhold(self, document: IndexedDocument, reason: str) -> None:
         """Keep back a copy that would have answered."""
@@ -219,10 +225,15 @@ class Recall:
         self.global_pace = Pace(quick_ms=0.5)
         # Calls that wait for nothing are no sooner done by many threads: one interpreter runs them in turn.
         self.call_pace = Pace(quick_ms=2.0)
-        self._warned: set[str] = set()
-        self._lock = threading.Lock()
+        self._warned: OrderedDict[str, None] = OrderedDict()
+        in_each_process(self._make_lock)
         self._beginning = Convoy(self._begin_all)
         self._applying = Convoy(self._apply_all)
+        self._saving: set[tuple[str, str]] = set()
+        """Documents that are being saved by themselves."""
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recall:
         # Locks and caches can't be copied and need not be: a copy of the retriever shares them.
@@ -252,25 +263,36 @@ class Recall:
 
     def _warn_once(self, key: str, message: str, *arguments: object) -> None:
         with self._lock:
-            if key in self._warned or len(self._warned) > _MOST_WARNINGS:
-                return
-            self._warned.add(key)
-        logger.warning(message, *arguments)
+            is_new = key not in self._warned
+            self._warned[key] = None
+            self._warned.move_to_end(key)
+            if len(self._warned) > _MOST_WARNINGS:
+                self._warned.popitem(last=False)
+        if is_new:
+            logger.warning(message, *arguments)
+
+    def begin(self, call: Call) -> Procedure[None]:
+        """Read what the store knows of the user. Never raises: what fails is said in the call's findings.
+
+        Before anybody is asked: what is removed or forgotten while the wrapped retriever searches must be found to be.
+        """
+        try:
+            with call.timed("begin"):
+                call.findings.start = yield self._begin_step(call.user_id)
+        except Exception as error:  # a personal layer that is down must not take retrieval down with it
+            self._degrade(call.findings.degraded, "the state store did not answer, nothing is counted", error)
 
     def search_copies(self, call: Call) -> Procedure[CacheFindings]:
         """Search the user's saved copies. Never raises: what fails is said in `degraded`."""
-        found = CacheFindings()
+        found = call.findings
         try:
-            with call.timed("begin"):
-                found.start = yield self._begin_step(call.user_id)
-            if found.start.saved:
+            if found.start is not None and found.start.saved:
                 yield from self._search_index(call, found, found.start)
-        except Exception as error:  # a personal layer that is down must not take retrieval down with it
-            if found.start is None:
-                self._degrade(found.degraded, "the state store did not answer, nothing is counted", error)
-            else:
-                self._degrade(found.degraded, "saved copies could not be searched", error)
-                found.cached, found.searched, found.matched, found.mode = [], None, frozenset(), "none"
+            elif found.start is not None:
+                self.cache.let_go(call.user_id)
+        except Exception as error:  # as above
+            self._degrade(found.degraded, "saved copies could not be searched", error)
+            found.cached, found.searched, found.matched, found.mode = [], None, frozenset(), "none"
         return found
 
     def _begin_step(self, user_id: str) -> Step[QueryStart]:
@@ -349,6 +371,8 @@ class Recall:
             name = self.model_name(model)
             if self.relevance.needs_scores:
                 scores = yield from self._scores(call, found.degraded)
+                automatic = self.config.similarity_threshold == "auto"
+                found.tells = not automatic or scores is None or scores.is_telling
         with call.timed("search"):
             at_hand = None if vector is None else self.cache.peek(call.user_id, start.revision, name, vector.shape[0])
             if at_hand is not None and scores is not None and not at_hand.knows_unrelated(scores):
@@ -445,7 +469,6 @@ class Recall:
         if not hits:
             return []
         cached = []
-        seamless = self.config.expand_neighbours > 0 or self.config.context == "focused"
         full = {hit.document.record.doc_id: self._full_text(call, hit.document.record) for hit in hits}
         wanted = [copy_name(hit.document.record) for hit in hits if full[hit.document.record.doc_id] is None]
         texts = self.cache.texts(self.chunks, call.user_id, wanted)
@@ -460,7 +483,7 @@ class Recall:
                 logger.warning("the saved copy of document %r of user %r is unreadable", doc_id, call.user_id)
                 found.withhold(hit.document, "copy unreadable")
             else:
-                cached.append(CachedDocument(hit, parts, seamless=seamless, reach=self.config.expand_neighbours))
+                cached.append(CachedDocument(hit, parts, reach=self.config.expand_neighbours))
         return cached
 
     def _full_text(self, call: Call, record: UserDocRecord) -> str | None:
@@ -504,7 +527,7 @@ class Recall:
                 self.embeddings.reason,
             )
         self._watch_threshold(answer, cache)
-        yield from self._announce(call, outcome, cache)
+        yield from self._announce(call, outcome, cache, answer.findings.fetched)
         call.timings["total"] = (time.perf_counter() - start) * 1000
         self.call_pace.note(call.timings["total"])
         provenance = ProvenanceBlock(
@@ -632,7 +655,7 @@ class Recall:
             lambda: self.store.change(
                 call.user_id,
                 _concerned(answer),
-                partial(self._account, call, answer),
+                partial(self._account, call, answer, cache),
                 idle_keys=_idle_keys(cache),
             ),
         )
@@ -643,7 +666,7 @@ class Recall:
             return [self._apply(*items[0])]
         requests = [
             self.store.request_change(
-                _concerned(answer), partial(self._account, call, answer), idle_keys=_idle_keys(cache)
+                _concerned(answer), partial(self._account, call, answer, cache), idle_keys=_idle_keys(cache)
             )
             for call, answer, cache in items
         ]
@@ -655,8 +678,11 @@ class Recall:
             for request, (call, _, cache) in zip(requests, items, strict=True)
         ]
 
-    def _account(self, call: Call, answer: Answer, view: UserView) -> UserChange:
-        return account_for_query(view, answer.findings, self._rules, call.now)
+    def _account(self, call: Call, answer: Answer, cache: CacheFindings, view: UserView) -> UserChange:
+        began_at = 0 if cache.start is None else cache.start.revision
+        if not is_same_user(began_at, view.revision):
+            raise _ForgottenError
+        return account_for_query(view, replace(answer.findings, began_at=began_at), self._rules, call.now)
 
     def _tell_outcome(self, call: Call, cache: CacheFindings, carry_out: Callable[[], UserChange]) -> QueryOutcome:
         """Do what follows from a change: hits where the chunks lie elsewhere, and copies that are nobody's now."""
@@ -664,8 +690,10 @@ class Recall:
             return QueryOutcome({})
         try:
             change = carry_out()
+        except _ForgottenError:
+            return QueryOutcome({})
         except Exception as error:
-            self._degrade(cache.degraded, "the state store did not answer, this query is not counted", error)
+            self._degrade(cache.degraded, "the state store did not answer, this query may not be counted", error)
             return QueryOutcome({})
         outcome: QueryOutcome = change.outcome
         try:
@@ -673,14 +701,15 @@ class Recall:
                 for doc_id, (copy_id, indices) in change.chunk_hits.items():
                     self.chunks.record_hits(call.user_id, doc_id, indices, call.now, copy_id=copy_id)
             for doc_id, dropped in outcome.dropped:
+                self.chunks.settle(call.user_id, doc_id, partial(self.store.get, call.user_id, doc_id))
                 self.chunks.drop(call.user_id, doc_id, dropped)
-                if self.chunks.documents is not None:
-                    self.chunks.settle(call.user_id, doc_id, self.store.get(call.user_id, doc_id))
         except Exception as error:
             self._degrade(cache.degraded, "the chunk store did not answer, hits are not counted", error)
         return outcome
 
-    def _announce(self, call: Call, outcome: QueryOutcome, cache: CacheFindings) -> Procedure[None]:
+    def _announce(
+        self, call: Call, outcome: QueryOutcome, cache: CacheFindings, fetched: Iterable[str]
+    ) -> Procedure[None]:
         """Tell of suggestions, and save at once where that is wanted."""
         for suggestion in outcome.suggestions:
             if self._on_suggestion is not None:
@@ -688,19 +717,37 @@ class Recall:
                     yield call_user(self._on_suggestion, suggestion, name="on_suggestion")
                 except Exception as error:  # somebody else's callback must not cost the answer
                     self._degrade(cache.degraded, "on_suggestion failed", error)
-            if self.config.auto_save:
-                order = SaveOrder(call.user_id, suggestion.doc_id, "saved by itself (auto_save)")
-                try:
-                    model = self.needed_embeddings("auto_save")
-                    yield from self.saver.save(order, model)
-                except Exception as error:
-                    self._degrade(cache.degraded, f"document {suggestion.doc_id!r} could not be saved", error)
+        if self.config.auto_save:
+            # All that are suggested still, not the new ones alone: what could not be saved is tried again.
+            for doc_id in fetched:
+                record = outcome.records.get(doc_id)
+                if record is not None and record.user_state is DocumentState.SUGGESTED:
+                    yield from self._save_by_itself(call.user_id, doc_id, cache)
+
+    def _save_by_itself(self, user_id: str, doc_id: str, cache: CacheFindings) -> Procedure[None]:
+        with self._lock:
+            if (user_id, doc_id) in self._saving:
+                return
+            self._saving.add((user_id, doc_id))
+        try:
+            model = self.needed_embeddings("auto_save")
+            yield from self.saver.save(
+                SaveOrder(user_id, doc_id, "saved by itself (auto_save)", unless_saved=True), model
+            )
+        except Exception as error:
+            self._degrade(cache.degraded, f"document {doc_id!r} could not be saved", error)
+        finally:
+            self._saving.discard((user_id, doc_id))
 
     def _degrade(self, degraded: list[str], what: str, error: Exception) -> None:
         degraded.append(f"{what} ({type(error).__name__})")
         # One line an incident: a store that is down is met by every call.
         logger.warning("%s: %s: %s", what, type(error).__name__, error)
         logger.debug("%s", what, exc_info=error)
+
+
+class _ForgottenError(Exception):
+    """The user was forgotten since the query began: nothing is to be left of it."""
 
 
 _NO_ID_WARNING = (

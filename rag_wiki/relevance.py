@@ -16,6 +16,7 @@ from langchain_core.runnables import run_in_executor
 from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import CorruptDataError, EmbeddingError
+from rag_wiki.forks import in_each_process
 from rag_wiki.search.calibration import PAIRS_ID, Calibration, Focus, FocusShares, ModelScores
 from rag_wiki.search.calibration_pairs import PAIRS
 from rag_wiki.search.embedding import check_vectors
@@ -62,10 +63,13 @@ class ModelGauge:
         self._cache = cache
         self._batch_size = batch_size
         self._clock = clock
-        self._measuring = threading.Lock()
+        in_each_process(self._make_lock)
         self._awaited: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[ModelScores]] = {}
         self._failed: dict[str, tuple[datetime, Exception]] = {}
         self._torn: set[_ModelKey] = set()
+
+    def _make_lock(self) -> None:
+        self._measuring = threading.Lock()
 
     def scores(self, model: Embeddings, name: str, width: int, *, anew: bool = False) -> Step[ModelScores]:
         """How a model of a width scores: known here, kept in the store, or measured now and kept.

@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -29,7 +31,6 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, run_in_executor
 from langchain_core.runnables.config import get_config_list, get_executor_for_config
-from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import ConfigDict, InstanceOf, PrivateAttr
 
 from rag_wiki.beside import Beside
@@ -37,22 +38,24 @@ from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import (
     ConfigurationError,
+    DocumentRemovedError,
+    EmbeddingError,
     InvalidUserError,
     UnexpectedArgumentError,
     UnknownDocumentError,
 )
+from rag_wiki.forks import in_each_process
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.lifecycle.fetch_counter import FetchCounter, known
 from rag_wiki.recall import AccessCheck, Call, Recall, SuggestionCallback, embed_query
 from rag_wiki.saving import DocumentLoader, SaveOrder, Saver
 from rag_wiki.search.calibration import Calibration
 from rag_wiki.search.embedding import check_query_vector
-from rag_wiki.steps import Procedure, arun, blocking, run
+from rag_wiki.steps import Procedure, Step, arun, blocking, run
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.memory import MemoryStateStore
 from rag_wiki.storage.records import (
-    SAVED_STATES,
     DocumentEvent,
     DocumentState,
     ForgottenUser,
@@ -69,6 +72,8 @@ from rag_wiki.transparency.provenance import ProvenanceBlock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from rag_wiki.bound import BoundRetriever
 
 __all__ = ["RagWikiRetriever", "RetrievalResult", "UserStats"]
 
@@ -101,20 +106,49 @@ class UserStats:
     """The cosine from which a saved chunk answers; `None` for `"auto"` before it was calibrated in this process."""
 
 
+@dataclass
+class _Handed:
+    """A call on its way to the hook of its retriever."""
+
+    retriever: RagWikiRetriever
+    call: Call
+
+
+_handed: ContextVar[_Handed | None] = ContextVar("rag_wiki_call", default=None)
+"""Not a keyword: LangChain drops those that a subclass's hook does not name, and the user with them."""
 _OF_A_CALL = frozenset({"user_id", "k", "name", "tags", "metadata"})
 """Fields that are read at each call; the others are built into what lives beside them."""
-_folders: WeakValueDictionary[Path, ChunkStore] = WeakValueDictionary()
-_folders_lock = threading.Lock()
 
 
-def _chunk_store_in(folder: str | Path) -> ChunkStore:
-    """The chunk store of a folder, one per process: a retriever made for one request finds its index warm."""
-    path = Path(folder).resolve()
-    with _folders_lock:
-        store = _folders.get(path)
-        if store is None:
-            store = _folders[path] = ChunkStore(path)
-        return store
+class _Folders:
+    """The chunk stores of folders, one per process: a retriever made for one request finds its index warm."""
+
+    def __init__(self) -> None:
+        self._stores: WeakValueDictionary[Path, ChunkStore] = WeakValueDictionary()
+        in_each_process(self._make_lock)
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def chunk_store(self, folder: str | Path) -> ChunkStore:
+        """The chunk store of a folder."""
+        path = Path(folder).resolve()
+        with self._lock:
+            store = self._stores.get(path)
+            if store is None:
+                store = self._stores[path] = ChunkStore(path)
+            return store
+
+
+_chunk_store_in = _Folders().chunk_store
+
+
+def _chunk_store(given: ChunkStore | None, store: StateStore, config: RagWikiRetrieverConfig) -> ChunkStore:
+    """Where chunks are kept: as given, with readable copies in the folder; else there, else beside the state."""
+    folder = config.wiki_save_dir
+    if given is None:
+        return store.chunk_store if folder is None else _chunk_store_in(folder)
+    return ChunkStore(folder, place=given.place) if folder is not None and given.documents is None else given
 
 
 class RagWikiRetriever(BaseRetriever):
@@ -134,7 +168,8 @@ class RagWikiRetriever(BaseRetriever):
         ```
 
     The user may be named per call instead: `invoke(query, user_id="bob")`, or
-    `config={"configurable": {"user_id": "bob"}}`, which also reaches it inside a chain. A call's own word wins.
+    `config={"configurable": {"user_id": "bob"}}`, which also reaches it inside a chain. A call's own word wins. Actions
+    follow: within a run for bob, or on a retriever that he was bound to, they are his.
     A call may say `k` too. Other keyword arguments go to the wrapped retriever.
 
     Errors of a call: `InvalidUserError` when nobody is named; whatever the wrapped retriever raises. A store or
@@ -213,11 +248,6 @@ class RagWikiRetriever(BaseRetriever):
                 raise ConfigurationError(msg)
         if chunk_store is not None:
             _check_kind("chunk_store", chunk_store, ChunkStore, "a ChunkStore")
-        if chunk_store is None:
-            folder = settings.wiki_save_dir
-            chunk_store = store.chunk_store if folder is None else _chunk_store_in(folder)
-        elif settings.wiki_save_dir is not None and chunk_store.documents is None:
-            chunk_store = ChunkStore(settings.wiki_save_dir, place=chunk_store.place)
         super().__init__(  # type: ignore[call-arg]  # pydantic makes the constructor of the fields
             global_retriever=global_retriever,
             user_id=user_id,
@@ -225,7 +255,7 @@ class RagWikiRetriever(BaseRetriever):
             config=settings,
             embedding_model=embedding_model,
             on_suggestion=on_suggestion,
-            chunk_store=chunk_store,
+            chunk_store=_chunk_store(chunk_store, store, settings),
             document_loader=document_loader,
             access_check=access_check,
             k=k,
@@ -235,39 +265,47 @@ class RagWikiRetriever(BaseRetriever):
     def model_post_init(self, context: Any, /) -> None:
         """Set up what lives beside the fields."""
         super().model_post_init(context)
-        self._set_up()
+        self._set_up(self.chunk_store)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with some fields changed; stores are shared, also by a deep copy."""
         copied = super().model_copy(update=update, deep=deep)
         copied._latest = LatestProvenance()
-        moved = "state_store" in (update or {}) and "chunk_store" not in (update or {})
-        if moved and self.chunk_store is self.state_store.chunk_store:
-            copied.__dict__["chunk_store"] = copied.state_store.chunk_store
         if not _OF_A_CALL.issuperset(update or ()):
-            copied._set_up()
+            copied._set_up((update or {}).get("chunk_store", self._given_chunk_store))
         return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).model_fields or name in _OF_A_CALL:
+            super().__setattr__(name, value)
+            return
+        given = value if name == "chunk_store" else self._given_chunk_store
         super().__setattr__(name, value)
         # What decides about access, or where things are kept, must not go on as it was.
-        if name in type(self).model_fields and name not in _OF_A_CALL:
-            self._set_up()
+        self._set_up(given)
 
     def __getstate__(self) -> dict[Any, Any]:
-        # Locks and caches stay here; they are set up anew where the retriever arrives.
-        state = {**super().__getstate__(), "__pydantic_private__": None}
-        if self.chunk_store is self.state_store.chunk_store:
-            state["__dict__"] = {**state["__dict__"], "chunk_store": None}
+        state = super().__getstate__()
+        # Locks and caches of ours stay here; they are set up anew where the retriever arrives.
+        private = state["__pydantic_private__"] or {}
+        own = RagWikiRetriever.__private_attributes__
+        state["__pydantic_private__"] = {name: value for name, value in private.items() if name not in own}
+        state["__dict__"] = {**state["__dict__"], "chunk_store": self._given_chunk_store}
         return state
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
-        self.__pydantic_private__ = {"_latest": LatestProvenance()}
-        self.__dict__["chunk_store"] = self.__dict__["chunk_store"] or self.state_store.chunk_store
-        self._set_up()
+        self._latest = LatestProvenance()
+        self._set_up(self.chunk_store)
 
-    def _set_up(self) -> None:
+    @property
+    def _given_chunk_store(self) -> ChunkStore | None:
+        """The chunk store, unless it is the one that follows from the other fields."""
+        return None if self.chunk_store is _chunk_store(None, self.state_store, self.config) else self.chunk_store
+
+    def _set_up(self, given: ChunkStore | None) -> None:
+        """Set up what lives beside the fields, with the chunk store that was given, if one was."""
+        self.__dict__["chunk_store"] = _chunk_store(given, self.state_store, self.config)
         store, chunks, config, clock = self.state_store, self.chunk_store, self.config, self.clock
         self._recall = Recall(
             store,
@@ -297,33 +335,45 @@ class RagWikiRetriever(BaseRetriever):
             InvalidUserError: Nobody is named, or not by a string.
             UnexpectedArgumentError: The wrapped retriever would drop an argument without a word.
         """
-        config = ensure_config(config)
-        base, call = self._read_call(input, config, kwargs)
-        return super().invoke(input, config, **base, call=call)
+        return self._answer(input, config, kwargs).documents
 
     async def ainvoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:  # noqa: A002
         """Answer a query without blocking the event loop; otherwise as `invoke`."""
-        config = ensure_config(config)
-        base, call = self._read_call(input, config, kwargs)
-        return await super().ainvoke(input, config, **base, call=call)
+        return (await self._aanswer(input, config, kwargs)).documents
 
     def invoke_with_provenance(
         self, query: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> RetrievalResult:
         """Answer a query, with the provenance of this very call."""
-        config = ensure_config(config)
-        base, call = self._read_call(query, config, kwargs)
-        documents = super().invoke(query, config, **base, call=call)
-        return RetrievalResult(documents, call.provenance or ProvenanceBlock())
+        return self._answer(query, config, kwargs)
 
     async def ainvoke_with_provenance(
         self, query: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> RetrievalResult:
         """Answer a query without blocking the event loop, with the provenance of this very call."""
+        return await self._aanswer(query, config, kwargs)
+
+    def _answer(self, query: str, config: RunnableConfig | None, kwargs: dict[str, Any]) -> RetrievalResult:
         config = ensure_config(config)
         base, call = self._read_call(query, config, kwargs)
-        documents = await super().ainvoke(query, config, **base, call=call)
-        return RetrievalResult(documents, call.provenance or ProvenanceBlock())
+        handed = _Handed(self, call)
+        token = _handed.set(handed)
+        try:
+            documents = super().invoke(query, config, **base)
+        finally:
+            _handed.reset(token)
+        return RetrievalResult(documents, handed.call.provenance or ProvenanceBlock())
+
+    async def _aanswer(self, query: str, config: RunnableConfig | None, kwargs: dict[str, Any]) -> RetrievalResult:
+        config = ensure_config(config)
+        base, call = self._read_call(query, config, kwargs)
+        handed = _Handed(self, call)
+        token = _handed.set(handed)
+        try:
+            documents = await super().ainvoke(query, config, **base)
+        finally:
+            _handed.reset(token)
+        return RetrievalResult(documents, handed.call.provenance or ProvenanceBlock())
 
     def batch(
         self,
@@ -396,18 +446,40 @@ class RagWikiRetriever(BaseRetriever):
     @property
     def last_provenance(self) -> ProvenanceBlock | None:
         """The provenance of this thread's or task's last call, else of the newest one for `user_id`; or `None`."""
-        return self._latest.read(self.user_id)
+        named = self._named_user({}, ensure_config())
+        return self._latest.read(named if isinstance(named, str) else None)
 
     def for_user(self, user_id: str) -> RagWikiRetriever:
         """The same retriever for another user, with the same stores and caches."""
         return self.model_copy(update={"user_id": check_user_id(user_id)})
 
+    def bind(self, **kwargs: Any) -> BoundRetriever:
+        """The retriever with these keywords of a call; a user among them is the user of its actions too."""
+        return _bound(super().bind(**kwargs))
+
+    def with_config(self, config: RunnableConfig | None = None, **kwargs: Any) -> BoundRetriever:
+        """The retriever with this configuration; a user whom it names is the user of its actions too."""
+        return _bound(super().with_config(config, **kwargs))
+
+    def with_listeners(self, **listeners: Any) -> BoundRetriever:
+        """The retriever with listeners, to which more can be bound."""
+        return _bound(super().with_listeners(**listeners))
+
+    def with_alisteners(self, **listeners: Any) -> BoundRetriever:
+        """The retriever with listeners that are awaited, to which more can be bound."""
+        return _bound(super().with_alisteners(**listeners))
+
+    def with_types(self, **types: Any) -> BoundRetriever:
+        """The retriever with other types of input or output, to which more can be bound."""
+        return _bound(super().with_types(**types))
+
     def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = call or self._read_call(query, ensure_config(), kwargs)[1]
+        call = self._handed_call(query, kwargs)
         # Read once: pydantic finds a private attribute by a detour.
         start, recall = time.perf_counter(), self._recall
+        run(recall.begin(call))
         if self.config.context == "focused":
             run(recall.prepare(call))
         if self._asks_on_miss(call):
@@ -432,11 +504,12 @@ class RagWikiRetriever(BaseRetriever):
         return documents
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, call: Call | None = None, **kwargs: Any
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = call or self._read_call(query, ensure_config(), kwargs)[1]
+        call = self._handed_call(query, kwargs)
         # Read once: pydantic finds a private attribute by a detour.
         start, recall = time.perf_counter(), self._recall
+        await arun(recall.begin(call))
         if self.config.context == "focused":
             await arun(recall.prepare(call))
         if self._asks_on_miss(call):
@@ -465,43 +538,57 @@ class RagWikiRetriever(BaseRetriever):
 
     # -- gather ----------------------------------------------------------------------------------
 
+    def _handed_call(self, query: str, kwargs: dict[str, Any]) -> Call:
+        """The call that a hook answers: the one under way, with the query and arguments that a subclass gave it."""
+        handed = _handed.get()
+        if handed is None or handed.retriever is not self:
+            return self._read_call(query, ensure_config(), kwargs)[1]
+        call = handed.call
+        # A search that has begun has its vector and its timings; a hook may ask more than once.
+        if query != call.query or kwargs or call.timings:
+            named = {"user_id": call.user_id, "k": call.k, **call.arguments, **kwargs}
+            handed.call = self._read_call(query, call.config, named)[1]
+        return handed.call
+
     def _read_call(self, query: str, config: RunnableConfig, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Call]:
         """Sort out a call's keyword arguments: LangChain's own, ours, and the wrapped retriever's."""
+        self._latest.begin()
         if not isinstance(query, str):
             msg = f"the query must be a string, got {type(query).__name__}"
             raise ConfigurationError(msg)
         arguments = dict(kwargs)
         base: dict[str, Any] = {name: arguments.pop(name) for name in ("run_id", "verbose") if name in arguments}
         together: dict[str, Together] = arguments.pop(_TOGETHER, {})
-        user_id = self._user(self._named_user(arguments, config))
-        arguments.pop("user_id", None)
+        user_id = self._user(arguments.pop("user_id", None), config)
         call = Call(
             query=query,
             user_id=user_id,
             k=_check_k(arguments.pop("k", None)) or self.k,
             config=config,
-            arguments=_global_arguments(self.global_retriever, arguments),
+            arguments=_arguments(self.global_retriever, arguments, config) if arguments else {},
             now=as_utc(self.clock()),
             together=together.get(user_id),
         )
         return base, call
 
     def _named_user(self, arguments: Mapping[str, Any], config: RunnableConfig) -> object:
-        """Who is named: by the call, else by its configuration, else by the retriever."""
+        """Who is named: by the call or action, else by the run that it is part of, else by the retriever."""
         named = arguments.get("user_id")
-        if named is None:
-            named = (config.get("configurable") or {}).get("user_id")
-        return self.user_id if named is None else named
+        if named is not None:
+            return named
+        # A run that names `None`, for somebody not logged in, say, names nobody; it is not the retriever's own user's.
+        return (config.get("configurable") or {}).get("user_id", self.user_id)
 
-    def _user(self, user_id: object = None) -> str:
-        user_id = self.user_id if user_id is None else user_id
-        if user_id is None:
+    def _user(self, user_id: object = None, config: RunnableConfig | None = None) -> str:
+        """Who is named, in a run with this configuration; by default in the one that this is called in."""
+        named = self._named_user({"user_id": user_id}, ensure_config() if config is None else config)
+        if named is None:
             msg = (
                 "no user is named: pass user_id to RagWikiRetriever, to this call (user_id=...), or in "
                 "config={'configurable': {'user_id': ...}}"
             )
             raise InvalidUserError(msg)
-        return check_user_id(user_id)
+        return check_user_id(named)
 
     def _child_config(self, call: Call, run_manager: Any) -> RunnableConfig:
         child: RunnableConfig = {"callbacks": run_manager.get_child()}
@@ -572,7 +659,7 @@ class RagWikiRetriever(BaseRetriever):
         return SaveOrder(self._user(user_id), doc_id, "the user refreshed it", full_content, only_saved=True)
 
     def _save(self, order: SaveOrder) -> Procedure[UserDocRecord]:
-        check_doc_id(order.doc_id)
+        order = replace(order, doc_id=check_doc_id(order.doc_id))
         record: UserDocRecord | None = yield blocking(self._recall.store.get, order.user_id, order.doc_id)
         if record is None:
             raise UnknownDocumentError(order.user_id, order.doc_id)
@@ -594,7 +681,7 @@ class RagWikiRetriever(BaseRetriever):
         return await arun(self._pin(self._user(user_id), doc_id))
 
     def _pin(self, user_id: str, doc_id: str) -> Procedure[UserDocRecord]:
-        check_doc_id(doc_id)
+        doc_id = check_doc_id(doc_id)
         record: UserDocRecord | None = yield blocking(self._recall.store.get, user_id, doc_id)
         if record is not None and not record.saved:
             order = SaveOrder(user_id, doc_id, "saved to be pinned", pin=True, revive=True)
@@ -705,6 +792,8 @@ class RagWikiRetriever(BaseRetriever):
 
         Raises:
             EmbeddingUnavailableError: There is no embedding model.
+            EmbeddingError: When all others are done: some documents can't be embedded anew. What fails for all of
+                them (the model or a store is away) is raised at once, as it is.
         """
         return run(self._reindex(self._user(user_id)))
 
@@ -717,13 +806,43 @@ class RagWikiRetriever(BaseRetriever):
         width = check_query_vector((yield embed_query(model, "width"))).unit.shape[0]
         saved = yield blocking(self._saved_ids, user_id)
         done: list[str] = []
+        failed: dict[str, Exception] = {}
         for doc_id in saved:
-            renewed = yield from self._recall.saver.reindex(user_id, doc_id, model, width)
-            done += [doc_id] if renewed else []
+            try:
+                renewed = yield from self._recall.saver.reindex(user_id, doc_id, model, width)
+            except DocumentRemovedError:
+                # It is not saved any more, and so has no need of it.
+                continue
+            except Exception as error:  # somebody else's model may raise anything
+                if not (yield from self._does_others(user_id, model, error)):
+                    raise
+                failed[doc_id] = error
+            else:
+                done += [doc_id] if renewed else []
+        if failed:
+            why = "; ".join(f"{doc_id!r} ({type(error).__name__}: {error})" for doc_id, error in failed.items())
+            msg = (
+                f"{len(failed)} of {len(saved)} saved documents of user {user_id!r} can't be embedded anew: {why}. "
+                f"{len(done)} were: {done}. What failed is as before; once the cause is gone, reindex() does the rest."
+            )
+            raise EmbeddingError(msg) from next(iter(failed.values()))
         return done
 
+    def _does_others(self, user_id: str, model: Embeddings, error: Exception) -> Procedure[bool]:
+        """Whether model and store still work, so that what failed is a matter of one document."""
+        if isinstance(error, OSError) and error.errno is not None:
+            # A full disk, a network that is down: the operating system knows nothing of documents.
+            return False
+        try:
+            yield Step(partial(model.embed_documents, ["width"]), partial(model.aembed_documents, ["width"]))
+            yield blocking(self._recall.store.saved_count, user_id)
+        except Exception:
+            return False
+        return True
+
     def _saved_ids(self, user_id: str) -> list[str]:
-        return [record.doc_id for record in self._recall.store.list_by_state(user_id, SAVED_STATES, content=False)]
+        readable, unreadable = self._recall.store.list_saved(user_id)
+        return [record.doc_id for record in (*readable, *unreadable)]
 
     # -- looking at it -----------------------------------------------------------------------------
 
@@ -791,14 +910,14 @@ class RagWikiRetriever(BaseRetriever):
             EmbeddingUnavailableError: There is no embedding model.
             EmbeddingError: The model's vectors can't be used.
         """
-        named = self.user_id if user_id is None else user_id
-        user = None if named is None else self._user(named)
+        named = self._named_user({"user_id": user_id}, ensure_config())
+        user = None if named is None else check_user_id(named)
         return run(self._recall.calibrate(user, self._recall.needed_embeddings("calibrating"), anew=anew))
 
     async def acalibrate(self, user_id: str | None = None, *, anew: bool = False) -> Calibration:
         """`calibrate` without blocking the event loop."""
-        named = self.user_id if user_id is None else user_id
-        user = None if named is None else self._user(named)
+        named = self._named_user({"user_id": user_id}, ensure_config())
+        user = None if named is None else check_user_id(named)
         return await arun(self._recall.calibrate(user, self._recall.needed_embeddings("calibrating"), anew=anew))
 
     def forget_user(self, user_id: str | None = None) -> ForgottenUser:
@@ -836,6 +955,22 @@ class RagWikiRetriever(BaseRetriever):
     def decay_engine(self) -> DecayEngine:
         """The engine over this retriever's stores, for a `DecayScheduler`."""
         return self._engine
+
+
+def _bound(binding: Runnable[str, list[Document]]) -> BoundRetriever:
+    # Imported when it is needed: it and the next one load a good deal of LangChain.
+    from rag_wiki.bound import BoundRetriever
+
+    return BoundRetriever(**vars(binding))
+
+
+def _arguments(
+    retriever: Runnable[str, list[Document]], arguments: dict[str, Any], config: RunnableConfig
+) -> dict[str, Any]:
+    """The call-time arguments as the wrapped retriever takes them."""
+    from rag_wiki.arguments import arguments_for
+
+    return arguments_for(retriever, arguments, config)
 
 
 def _checked(documents: object) -> list[Document]:
@@ -878,30 +1013,3 @@ def _check_kind(name: str, value: object, kind: type, wanted: str) -> None:
     if not isinstance(value, kind):
         msg = f"{name} must be {wanted}, got {type(value).__name__}"
         raise ConfigurationError(msg)
-
-
-def _global_arguments(retriever: Runnable[str, list[Document]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The call-time arguments as the wrapped retriever takes them.
-
-    Raises:
-        UnexpectedArgumentError: It would drop them without a word.
-    """
-    if not arguments:
-        return {}
-    inner: Any = retriever
-    while not isinstance(inner, BaseRetriever) and isinstance(getattr(inner, "bound", None), Runnable):
-        inner = inner.bound
-    if isinstance(inner, VectorStoreRetriever):
-        # At call time it takes single search arguments, and would bury a dictionary of them.
-        search = arguments.pop("search_kwargs", {})
-        if not isinstance(search, dict):
-            msg = f"search_kwargs must be a dictionary of search arguments, got {type(search).__name__}"
-            raise UnexpectedArgumentError(msg)
-        return {**search, **arguments}
-    if isinstance(inner, BaseRetriever) and not inner._expects_other_args:
-        msg = (
-            f"{type(inner).__name__} takes no arguments at call time and would ignore {', '.join(sorted(arguments))}; "
-            "RagWikiRetriever itself takes user_id and k"
-        )
-        raise UnexpectedArgumentError(msg)
-    return arguments

@@ -26,6 +26,7 @@ from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import (
     ContentNotFoundError,
+    CorruptDataError,
     DocumentRemovedError,
     InvalidDocumentError,
     InvalidTransitionError,
@@ -33,6 +34,7 @@ from rag_wiki.errors import (
     UnknownDocumentError,
 )
 from rag_wiki.lifecycle.decay_engine import pin
+from rag_wiki.lifecycle.kept_texts import current_texts, source_version
 from rag_wiki.lifecycle.state_machine import describe, move
 from rag_wiki.search.embedding import check_vectors, fingerprint
 from rag_wiki.steps import Procedure, Step, blocking, call_user
@@ -47,7 +49,7 @@ from rag_wiki.storage.records import (
     UserDocRecord,
     UserView,
 )
-from rag_wiki.texts import join_texts
+from rag_wiki.texts import flat, holds, join_texts
 
 __all__ = ["DocumentLoader", "SaveOrder", "Saver", "split_sections"]
 
@@ -58,6 +60,7 @@ DocumentLoader: TypeAlias = Callable[[UserDocRecord], LoadedContent | Awaitable[
 """Gives the text of a document, or `None`; plain or async."""
 
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t](.*)$", re.MULTILINE)
+_LONGEST_SECTION = 200
 _OF_ONE_CHUNK = {
     "doc_id",
     "doc_title",
@@ -88,6 +91,22 @@ class SaveOrder:
     """Save it although it was let go before."""
     only_saved: bool = False
     """Replace a copy; a document that is not saved is an error."""
+    same_text: bool = False
+    """The saved text is embedded anew: what is known of the copy stays."""
+    unless_saved: bool = False
+    """Leave a document that is saved already as it is."""
+
+
+class _Overtaken(Exception):  # noqa: N818 - no error: another save has won
+    """A save that began later was faster; its copy stays."""
+
+    def __init__(self, record: UserDocRecord) -> None:
+        super().__init__(record.doc_id)
+        self.record = record
+
+
+class _GoneError(Exception):
+    """There is no record any more."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +159,13 @@ class Saver:
             EmbeddingError: The model's answer can't be used.
             DocumentRemovedError: It was removed while it was being saved.
         """
+        # Copy ids sort by time: of two saves that overlap, the one that began last counts.
+        copy_id = new_copy_id()
         if order.full_content is not None:
             _check_content(order.full_content, order)
-        record = yield blocking(self._savable_record, order)
+        record: UserDocRecord = yield blocking(self._savable_record, order)
+        if record.saved and order.unless_saved:
+            return record
         content = yield from self._find_content(order, record)
         draft = yield blocking(self._draft, record, content)
         vectors: list[NDArray[np.float32]] = []
@@ -152,7 +175,7 @@ class Saver:
             answer = yield _embed(embeddings, batch)
             # Batch by batch: a short answer and a long one would add up, and pair texts with others' vectors.
             vectors.append(check_vectors(answer, len(batch), f"document {order.doc_id!r} of user {order.user_id!r}"))
-        saved: UserDocRecord = yield blocking(self._write, order, draft, vectors, embeddings)
+        saved: UserDocRecord = yield blocking(self._write, order, copy_id, draft, vectors, embeddings)
         return saved
 
     def reindex(self, user_id: str, doc_id: str, embeddings: Embeddings, width: int) -> Procedure[bool]:
@@ -167,7 +190,7 @@ class Saver:
             logger.warning("document %r of user %r has no content to embed anew; refresh() can", doc_id, user_id)
             return False
         name = self.fingerprint(embeddings)
-        order = SaveOrder(user_id, doc_id, f"embedded anew with {name}", full_content=content, only_saved=True)
+        order = SaveOrder(user_id, doc_id, f"embedded anew with {name}", content, only_saved=True, same_text=True)
         yield from self.save(order, embeddings)
         return True
 
@@ -210,7 +233,7 @@ class Saver:
         text = self._file_content(record)
         if text is not None:
             return _Content(text, "file")
-        pieces = _latest(self._store.retrieved_texts(record.user_id, record.doc_id))
+        pieces = self._current_texts(record)
         kept = any(piece.text.strip() for piece in pieces)
         if not kept and record.full_content and record.stale_since is None:
             # A copy that was lost: what was saved is known still, and nothing says that it changed.
@@ -225,24 +248,30 @@ class Saver:
         return _Content(join_texts([piece.text for piece in pieces]), "retrieved", tuple(pieces))
 
     def _file_content(self, record: UserDocRecord) -> str | None:
-        """The file at the record's path, only inside the roots that the configuration allows."""
-        if not record.doc_path or "\0" in record.doc_path:
-            return None
-        for root in map(Path, self._config.document_roots):
-            allowed = root.resolve()
-            path = (allowed / record.doc_path).resolve()
-            if not path.is_file():
-                # A path relative to where the process runs may lead into the root just as well.
-                path = Path(record.doc_path).resolve()
-            if path.is_relative_to(allowed) and path.is_file():
-                try:
-                    text = path.read_text(encoding="utf-8-sig")
-                except (OSError, UnicodeDecodeError) as error:
-                    logger.warning("the file of document %r can't be read: %s", record.doc_id, error)
-                    continue
-                if text.strip():
-                    return text
-        return None
+        """The text of the file at the record's path, only inside the roots that the configuration allows.
+
+        A relative path may count from each root, or from where the process runs. Where it leads to files that say
+        different things, the document is the one that holds all that was retrieved of it.
+        """
+        texts = list[str]()
+        for path in _files_at(record.doc_path, self._config.document_roots):
+            try:
+                texts.append(path.read_text(encoding="utf-8-sig"))
+            except (OSError, UnicodeDecodeError) as error:
+                logger.warning("the file of document %r can't be read: %s", record.doc_id, error)
+        texts = list(dict.fromkeys(text for text in texts if text.strip()))
+        if len(texts) > 1:
+            retrieved = [flat(piece.text) for piece in self._current_texts(record)]
+            texts = [text for text in texts if retrieved and all(holds(flat(text), piece) for piece in retrieved)]
+            if len(texts) != 1:
+                logger.warning(
+                    "the path %r of document %r leads to several files, and what was retrieved does not tell which; "
+                    "none was read. Give absolute paths, or a document_loader.",
+                    record.doc_path,
+                    record.doc_id,
+                )
+                return None
+        return texts[0] if texts else None
 
     # -- splitting -------------------------------------------------------------------------------
 
@@ -260,10 +289,8 @@ class Saver:
         if not texts:
             msg = f"the content of document {record.doc_id!r} for user {record.user_id!r} gives no chunk with text"
             raise InvalidDocumentError(msg)
-        seen = list(pieces) or self._store.retrieved_texts(record.user_id, record.doc_id)
-        metadata = _common_metadata([piece.metadata for piece in seen])
-        key = self._config.version_key
-        versions = [piece.metadata[key] for piece in seen if key in piece.metadata] if key else []
+        seen = pieces or self._current_texts(record)
+        metadata = _common_metadata([piece.metadata for piece in seen]) if seen else self._metadata_of_copy(record)
         return _Draft(
             record=record,
             content=content,
@@ -271,8 +298,31 @@ class Saver:
             indices=indices,
             sections=split_sections(content.text, texts),
             metadata={name: value for name, value in metadata.items() if name not in _OF_ONE_CHUNK},
-            version=str(versions[-1]) if versions else record.source_version,
+            version=self._version(record, content, seen),
         )
+
+    def _metadata_of_copy(self, record: UserDocRecord) -> Mapping[str, Any]:
+        """The metadata of the copy that is about to be replaced."""
+        if record.copy_id is None:
+            return {}
+        try:
+            copy = self._chunks.load_copy(record.user_id, record.doc_id, record.copy_id, texts=False, vectors=False)
+        except CorruptDataError:
+            return {}
+        return {} if copy is None else copy.metadata
+
+    def _current_texts(self, record: UserDocRecord) -> Sequence[RetrievedText]:
+        texts = self._store.retrieved_texts(record.user_id, record.doc_id)
+        return current_texts(record, texts, self._config.version_key)
+
+    def _version(self, record: UserDocRecord, content: _Content, seen: Sequence[RetrievedText]) -> str | None:
+        """The source's version that a content is of; `None` where nothing shows it: then the text alone will tell."""
+        versions = {text.digest: source_version(text.metadata, self._config.version_key) for text in seen}
+        of_version = [text for text in seen if versions[text.digest] is not None]
+        whole = flat(content.text)
+        if of_version and (content.pieces or all(holds(whole, flat(text.text)) for text in of_version)):
+            return versions[of_version[0].digest]
+        return record.source_version if content.text == record.full_content else None
 
     def _splitter(self) -> Any:
         if self._config.text_splitter is not None:
@@ -284,12 +334,17 @@ class Saver:
     # -- writing ---------------------------------------------------------------------------------
 
     def _write(
-        self, order: SaveOrder, draft: _Draft, vectors: Sequence[NDArray[np.float32]], embeddings: Embeddings
+        self,
+        order: SaveOrder,
+        copy_id: str,
+        draft: _Draft,
+        vectors: Sequence[NDArray[np.float32]],
+        embeddings: Embeddings,
     ) -> UserDocRecord:
         what = f"document {order.doc_id!r} of user {order.user_id!r}"
         matrix = check_vectors([row for batch in vectors for row in batch], len(draft.texts), what)
         copy = ChunkCopy(
-            copy_id=new_copy_id(),
+            copy_id=copy_id,
             indices=draft.indices,
             texts=draft.texts,
             vectors=matrix,
@@ -303,8 +358,13 @@ class Saver:
             if self._chunks.documents is not None:
                 # What can fail about the readable copy (a full disk, a missing permission) fails before the move.
                 title = draft.record.doc_title or order.doc_id
-                readable = self._chunks.documents.prepare(order.user_id, order.doc_id, title, draft.content.text)
+                readable = self._chunks.documents.prepare(
+                    order.user_id, order.doc_id, title, draft.content.text, copy.copy_id
+                )
             saved, replaced = self._move(order, draft, copy)
+        except _Overtaken as overtaken:
+            self._discard(order, copy, False, readable)
+            return overtaken.record
         except BaseException as error:
             landed = self._landed(order, copy)
             if not landed:
@@ -313,21 +373,37 @@ class Saver:
                 raise
             # The store did it and its answer was lost on the way.
             saved, replaced = landed, None
-        if readable is not None:
-            readable.finish()
-            record = self._store.get(order.user_id, order.doc_id)
-            if record is None or record.copy_id != copy.copy_id:
-                self._chunks.settle(order.user_id, order.doc_id, record)
-        self._chunks.retire(order.user_id, order.doc_id, replaced, keep=copy.copy_id)
+        try:
+            self._tidy_up(order, copy, readable, replaced)
+        except Exception as error:  # it is saved; what is left over, the next save or sweep takes away
+            logger.warning("%s was saved; tidying up failed: %s: %s", what, type(error).__name__, error)
         return saved
 
+    def _tidy_up(self, order: SaveOrder, copy: ChunkCopy, readable: PendingFile | None, replaced: str | None) -> None:
+        """Put the readable copy in its place, and remove the copy that was replaced."""
+        self._chunks.settle(order.user_id, order.doc_id, lambda: self._store.get(order.user_id, order.doc_id), readable)
+        self._chunks.retire(order.user_id, order.doc_id, replaced, keep=copy.copy_id)
+
     def _landed(self, order: SaveOrder, copy: ChunkCopy) -> UserDocRecord | Literal[False] | None:
-        """The record, if it names the copy after all; `False` if it does not; `None` if nobody can say."""
+        """The record, if it names the copy after all; `False` if it does not and never will; `None` if nobody can say.
+
+        Asked by a change that changes nothing: it comes after a move that is still on its way to the server, or makes
+        that one come too late. To read would not.
+        """
+
+        def look(view: UserView) -> UserChange:
+            if order.doc_id not in view.records:
+                # Nothing to be late for; and a user who was forgotten is not to be made known by this.
+                raise _GoneError
+            return UserChange(outcome=view.records[order.doc_id])
+
         try:
-            record = self._store.get(order.user_id, order.doc_id)
+            record: UserDocRecord = self._store.change(order.user_id, [order.doc_id], look).outcome
+        except _GoneError:
+            return False
         except Exception:
             return None
-        return record if record is not None and record.copy_id == copy.copy_id else False
+        return record if record.copy_id == copy.copy_id else False
 
     def _discard(
         self,
@@ -348,12 +424,15 @@ class Saver:
 
         def decide(view: UserView) -> UserChange:
             before = view.records.get(order.doc_id)
-            if before is None or _removal(before) != _removal(draft.record):
+            if before is None or before.life != draft.record.life:
                 msg = (
                     f"document {order.doc_id!r} of user {order.user_id!r} was removed while it was being saved; "
                     "the removal stands. Save it again if that is wanted."
                 )
                 raise DocumentRemovedError(msg)
+            newer = before.copy_id not in (None, draft.record.copy_id) and (before.copy_id or "") > copy.copy_id
+            if newer or (before.saved and order.unless_saved):
+                return UserChange(outcome=_Overtaken(before))
             events: list[DocumentEvent] = []
             after = replace(
                 _saved_as(before, order, now),
@@ -364,9 +443,9 @@ class Saver:
                 source_version=draft.version,
                 stale_since=None,
             )
-            if draft.content.source == "argument" and before.saved and order.only_saved and order.full_content:
-                # Embedding the same text anew does not change where it came from.
-                after.content_source = before.content_source or "argument"
+            if order.same_text:
+                after.content_source, after.source_version = before.content_source, before.source_version
+                after.stale_since = before.stale_since
             source = {"argument": "the caller", "retrieved": "the retrieved chunks"}.get(
                 draft.content.source, f"the {draft.content.source}"
             )
@@ -379,11 +458,13 @@ class Saver:
                 records=[after],
                 contents={order.doc_id: draft.content.text},
                 events=events,
-                clear_texts=[] if draft.content.source == "retrieved" else [order.doc_id],
+                clear_texts=[] if order.same_text or draft.content.source == "retrieved" else [order.doc_id],
                 outcome=before.copy_id,
             )
 
         change = self._store.change(order.user_id, [order.doc_id], decide)
+        if isinstance(change.outcome, _Overtaken):
+            raise change.outcome
         return replace(change.records[0], full_content=draft.content.text), change.outcome
 
 
@@ -406,7 +487,8 @@ def _saved_as(record: UserDocRecord, order: SaveOrder, now: datetime) -> UserDoc
         )
         raise InvalidTransitionError(msg)
     if record.user_state is DocumentState.DEMOTED and order.revive:
-        record = replace(move(record, DocumentState.SURFACED, now), retrieved=record.retrieved)
+        kept = {name: getattr(record, name) for name in ("retrieved", "retrieved_seen", "retrieved_chars")}
+        record = replace(move(record, DocumentState.SURFACED, now), **kept)
     if record.user_state is DocumentState.DEMOTED:
         msg = (
             f"document {record.doc_id!r} of user {record.user_id!r} is DEMOTED: it was let go. "
@@ -414,11 +496,6 @@ def _saved_as(record: UserDocRecord, order: SaveOrder, now: datetime) -> UserDoc
         )
         raise InvalidTransitionError(msg)
     return move(record, DocumentState.CLAIMED, now)
-
-
-def _removal(record: UserDocRecord) -> tuple[object, object]:
-    """What a removal changes, whatever else happened since."""
-    return (record.demoted_at, record.no_resiluggest_until)
 
 
 def _check_content(text: object, order: SaveOrder) -> str:
@@ -434,17 +511,28 @@ def _check_content(text: object, order: SaveOrder) -> str:
     return text
 
 
-def _latest(texts: Sequence[RetrievedText]) -> list[RetrievedText]:
-    """The texts in document order; of two with one number, the one seen last."""
-    if all(text.chunk_index is not None for text in texts):
-        by_number = {text.chunk_index: text for text in texts}
-        return [by_number[number] for number in sorted(by_number, key=lambda number: number or 0)]
-    return list(texts)
+def _files_at(doc_path: str, roots: Sequence[str | Path]) -> list[Path]:
+    """The different files inside the roots that a path, counted from each root and from here, leads to."""
+    if not doc_path or not roots:
+        return []
+    allowed = [Path(root).resolve() for root in roots]
+    found = list[Path]()
+    for base in (*allowed, Path.cwd()):
+        # A path that no file system takes (too long, a NUL, links in a circle) leads to no file.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            path = (base / doc_path).resolve()
+            if path.is_file() and any(path.is_relative_to(root) for root in allowed):
+                found.append(path)
+    return list(dict.fromkeys(found))
 
 
 def split_sections(content: str, texts: Sequence[str]) -> tuple[str | None, ...]:
     """The Markdown heading that each chunk of a content stands under; `None` where there is none."""
-    titles = ((found.start(), found.group(1).rstrip(" \t#").strip()) for found in _HEADING.finditer(content))
+    # Cut: each chunk has its own, and some texts have a line without end that looks like a heading.
+    titles = (
+        (found.start(), found.group(1).rstrip(" \t#").strip()[:_LONGEST_SECTION])
+        for found in _HEADING.finditer(content)
+    )
     headings = [(start, title) for start, title in titles if title]
     starts = [start for start, _ in headings]
     sections: list[str | None] = []

@@ -12,12 +12,12 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rag_wiki.clock import Clock, utc_now
+from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.errors import ConfigurationError, MissingExtraError
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.storage.base import StateStore
@@ -30,6 +30,7 @@ __all__ = ["DecayScheduler"]
 logger = logging.getLogger("rag_wiki")
 
 _JOB = "decay"
+_FAILED = "the decay job failed for user %r; the other users are not affected"
 _RETRY_SECONDS = 60.0
 """How long to wait when the store could not say whether the job is due."""
 _LONGEST_WAIT_SECONDS = 3600.0
@@ -92,6 +93,8 @@ class DecayScheduler:
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         self._timer: _Timer | None = None
+        self._uncertain: datetime | None = None
+        """When a turn was asked for, while it is not known whether it was given."""
 
     @property
     def is_running(self) -> bool:
@@ -125,7 +128,7 @@ class DecayScheduler:
         """Run the job for every user with saved documents, now.
 
         One user's failure does not stop the next: it is logged and kept in `failures`, and the user is not in
-        the result.
+        the result. A document that can't be read back is such a failure; the user's others are done all the same.
         """
         self._store.claim_job(_JOB, self._clock(), timedelta(0))
         results: dict[str, list[DecayResult]] = {}
@@ -133,7 +136,7 @@ class DecayScheduler:
         def run_and_keep(user_id: str, now: datetime) -> None:
             results[user_id] = self._engine.run_for_user(user_id, now)
 
-        self._run(threading.Event(), run_and_keep)
+        self._run(self._store.active_users(), threading.Event(), run_and_keep)
         return results
 
     def __enter__(self) -> Self:
@@ -153,23 +156,46 @@ class DecayScheduler:
         except Exception:  # a store that is down for a while must not end the schedule
             logger.exception("the state store could not tell when the decay job last began")
             return _RETRY_SECONDS
-        return 0.0 if last is None else max((last + self.interval - now).total_seconds(), 0.0)
+        if last is None or last == self._uncertain:
+            return 0.0
+        return max((last + self.interval - now).total_seconds(), 0.0)
 
     def _tick(self) -> None:
         """Run the job if no other worker has taken this turn. Never raises: the next turn must come."""
+        now = self._clock()
         try:
-            if self._store.claim_job(_JOB, self._clock(), self.interval):
-                self._run(self._stopping, self._run_user)
+            # Listed first: a turn that was taken and could not be used would be lost.
+            users = self._store.active_users()
+            if self._takes_turn(now):
+                self._run(users, self._stopping, self._run_user)
         except Exception:
             logger.exception("the decay job could not begin; it is tried again")
+
+    def _takes_turn(self, now: datetime) -> bool:
+        if self._uncertain is not None and self._store.job_time(_JOB) == self._uncertain:
+            # The turn was taken, and the answer that said so got lost.
+            self._uncertain = None
+            return True
+        self._uncertain = as_utc(now)
+        taken = self._store.claim_job(_JOB, now, self.interval)
+        self._uncertain = None
+        return taken
 
     def _run_user(self, user_id: str, now: datetime) -> None:
         """Run the job for a user, and keep no results: nobody asked for them, and there may be very many."""
         for _ in self._engine.run_pages(user_id, now):
             pass
 
-    def _run(self, stopping: threading.Event, run_user: Callable[[str, datetime], None]) -> None:
-        failures = self._for_each(self._store.list_active_users(), stopping, run_user)
+    def _run(
+        self,
+        found: tuple[Iterable[str], Mapping[str, Exception]],
+        stopping: threading.Event,
+        run_user: Callable[[str, datetime], None],
+    ) -> None:
+        users, unreadable = found
+        for user_id, error in unreadable.items():
+            logger.error(_FAILED, user_id, exc_info=error)
+        failures = {**unreadable, **self._for_each(users, stopping, run_user)}
         self.failures = failures
         if not stopping.is_set():
             self.failures = failures | self._for_each(self._engine.chunk_owners(), stopping, self._sweep)
@@ -188,7 +214,7 @@ class DecayScheduler:
             try:
                 act(user_id, self._clock())
             except Exception as error:
-                logger.exception("the decay job failed for user %r; the other users are not affected", user_id)
+                logger.exception(_FAILED, user_id)
                 failures[user_id] = error
         return failures
 
@@ -217,7 +243,7 @@ class _ThreadTimer:
         return self._process == os.getpid() and self._thread.is_alive()
 
     def stop(self, timeout: float) -> None:
-        if self._thread is not threading.current_thread():
+        if self._process == os.getpid() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def _loop(self) -> None:
@@ -264,6 +290,9 @@ class _APSchedulerTimer:
         return self._process == os.getpid() and bool(self._scheduler.running)
 
     def stop(self, timeout: float) -> None:
+        if self._process != os.getpid():
+            # The locks may have been copied while a thread of the parent held them.
+            return
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
         # APScheduler itself waits for ever or not at all; whoever stops will close the store next.
@@ -271,16 +300,23 @@ class _APSchedulerTimer:
             self._at_work.release()
 
     def _fire(self) -> None:
-        with self._at_work:
+        # APScheduler's own threads are waited for when Python ends; a run is not.
+        threading.Thread(target=self._work, name="rag_wiki-decay-run", daemon=True).start()
+
+    def _work(self) -> None:
+        if not self._at_work.acquire(blocking=False):
+            # A run that takes longer than the longest wait sets the next one when it is done.
+            return
+        try:
             self._running_in = threading.get_ident()
-            try:
-                if self._stopping.is_set():
-                    return
-                if self._seconds_to_wait() <= 0:
-                    self._tick()
-                seconds = self._seconds_to_wait() or _RETRY_SECONDS
-            finally:
-                self._running_in = None
+            if self._stopping.is_set():
+                return
+            if self._seconds_to_wait() <= 0:
+                self._tick()
+            seconds = self._seconds_to_wait() or _RETRY_SECONDS
+        finally:
+            self._running_in = None
+            self._at_work.release()
         # Stopped meanwhile, the job is not there any more, which is just right.
         with contextlib.suppress(LookupError):
             self._job.modify(next_run_time=self._moment(seconds))

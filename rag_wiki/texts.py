@@ -1,10 +1,26 @@
-"""Putting chunks of a text together again."""
+"""Comparing texts, and putting chunks of a text together again."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 
-__all__ = ["join_texts", "shared_length"]
+__all__ = ["are_alike", "flat", "holds", "join_texts", "shared_length"]
+
+_ALIKE = 0.6
+"""`difflib`'s own rule of thumb for a close match."""
+_COMPARED_CHARS = 2_000
+_UNITS = re.compile(r"[^\W\d_\u0e00-\U0010ffff]+|\S")
+"""Words of the scripts that write spaces, most of which are below Thai; each character of what else there is."""
+_SPACELESS = re.compile("[\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]")
+"""Thai, Lao, Tibetan, Burmese, Khmer, Chinese, Japanese: words follow each other without a space."""
+_JOINTS = "-\u2010\u2011'\u2019"
+"""They join the parts of a word."""
+_POINTS = ".,:/"
+"""They join the parts of a number."""
+_SIGNS = "+-\u2212\u00b1"
 
 _SHORTEST_OVERLAP = 10
 """Characters that the end of a chunk and the start of the next have in common by chance at most."""
@@ -37,3 +53,56 @@ def join_texts(texts: Sequence[str]) -> str:
         shared = shared_length(joined, text)
         joined += text[shared:] if shared else "\n\n" + text
     return joined
+
+
+def flat(text: str) -> str:
+    """A text without regard to how its white space is laid out."""
+    return " ".join(text.split())
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether a text is so much like another that it may be another version of it (`difflib` ratio of their words).
+
+    Digits count one by one, so that a list with other figures stays the same list.
+    """
+    matcher = SequenceMatcher(
+        None, _UNITS.findall(one[:_COMPARED_CHARS]), _UNITS.findall(other[:_COMPARED_CHARS]), autojunk=False
+    )
+    return matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
+
+
+def holds(text: str, part: str) -> bool:
+    """Whether a text has another in it that neither begins nor ends within a word or number.
+
+    "10 days" is not in "110 days". White space counts as it is: give both texts `flat`.
+    """
+    at = text.find(part)
+    while at >= 0:
+        if not _is_within_word(text, at) and not _is_within_word(text, at + len(part)):
+            return True
+        at = text.find(part, at + 1)
+    return False
+
+
+def _is_within_word(text: str, at: int) -> bool:
+    """Whether the characters before and after a place in a text belong to one word or number."""
+    if not 0 < at < len(text):
+        return False
+    left, right = text[at - 1], text[at]
+    if left.isnumeric() and right.isnumeric():
+        return True
+    if _is_of_word(left) and _is_of_word(right):
+        return _SPACELESS.match(left) is None and _SPACELESS.match(right) is None
+    if left in _SIGNS and right.isnumeric():
+        return True
+    before, joint, after = text[at - 2 : at - 1], left, right
+    if _is_of_word(left):
+        before, joint, after = left, right, text[at + 1 : at + 2]
+    if joint in _POINTS:
+        return before.isnumeric() and after.isnumeric()
+    return joint in _JOINTS and _is_of_word(before) and _is_of_word(after)
+
+
+def _is_of_word(character: str) -> bool:
+    # Marks are letters to those who write them: vowel signs, accents that stand by themselves.
+    return character.isalnum() or character == "_" or (character != "" and unicodedata.category(character)[0] == "M")

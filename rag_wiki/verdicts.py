@@ -6,23 +6,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
 
 from rag_wiki.answer import CopyVerdict
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import CorruptDataError
+from rag_wiki.forks import in_each_process
+from rag_wiki.lifecycle.kept_texts import source_version
 from rag_wiki.pieces import GlobalDocument
 from rag_wiki.search.index import IndexCache, IndexedDocument, UserIndex, copy_name
 from rag_wiki.steps import Procedure, blocking
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
+from rag_wiki.texts import are_alike, flat, holds
 
 __all__ = ["CopyJudge"]
 
 _MOST_VERDICTS = 10_000
-_ALIKE = 0.6
-"""`difflib`'s own rule of thumb for a close match."""
-_COMPARED_CHARS = 2_000
 
 
 class CopyJudge:
@@ -36,6 +35,9 @@ class CopyJudge:
         self._cache = cache
         self._config = config
         self._verdicts: OrderedDict[tuple[str, str, str, str], CopyVerdict] = OrderedDict()
+        in_each_process(self._make_lock)
+
+    def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
     def judge(
@@ -51,7 +53,7 @@ class CopyJudge:
             document = index.documents.get(item.doc_id or "")
             if document is None or item.doc_id is None or document.record.stale_since is not None:
                 continue
-            key = (user_id, item.doc_id, document.record.copy_id or "", self._subject(item))
+            key = (user_id, item.doc_id, document.record.copy_id or "", item.digest)
             verdict = self._verdict(key)
             if verdict is None:
                 try:
@@ -63,43 +65,45 @@ class CopyJudge:
             verdicts[item.doc_id, item.digest] = verdict
         return verdicts
 
-    def _subject(self, item: GlobalDocument) -> str:
-        version = item.document.metadata.get(self._config.version_key) if self._config.version_key else None
-        return f"{item.digest}:{item.chunk_index}:{version}"
-
     def _judge_copy(self, user_id: str, item: GlobalDocument, document: IndexedDocument) -> CopyVerdict:
         record = document.record
         same = CopyVerdict(copy_id=record.copy_id or "")
         key = self._config.version_key
-        if key is not None and record.source_version is not None and item.document.metadata.get(key) is not None:
-            version = str(item.document.metadata[key])
+        version = source_version(item.document.metadata, key)
+        if version is not None and record.source_version is not None:
             if version == record.source_version:
                 return same
             return replace(same, stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
-        if item.digest in record.retrieved:
+        shown = flat(item.document.page_content)
+        # What is in the store for saving is no matter: only what the copy is made of.
+        parts = self._parts(user_id, document) if record.content_source == "retrieved" else ()
+        if any(flat(part) == shown for part in parts):
             return same
         stored = self._store.get(user_id, record.doc_id)
-        content = _flat(stored.full_content or "") if stored is not None else ""
-        if _flat(item.document.page_content) in content:
+        if stored is not None and holds(flat(stored.full_content or ""), shown):
             return same
-        if record.content_source == "retrieved" and self._is_another_part(user_id, item, document):
+        if record.content_source == "retrieved" and self._is_another_part(item, document, parts):
             return replace(same, is_new=True)
         return replace(same, stale="the source shows a text that the copy does not contain")
 
-    def _is_another_part(self, user_id: str, item: GlobalDocument, document: IndexedDocument) -> bool:
+    def _parts(self, user_id: str, document: IndexedDocument) -> Sequence[str]:
+        """The texts of a copy's chunks."""
+        name = copy_name(document.record)
+        parts = self._cache.texts(self._chunks, user_id, [name]).get(name[0], ())
+        if isinstance(parts, CorruptDataError):
+            raise parts
+        return parts
+
+    def _is_another_part(self, item: GlobalDocument, document: IndexedDocument, parts: Sequence[str]) -> bool:
         """Whether a piece is of a part that an incomplete copy lacks, rather than a part of it that changed.
 
         The number of the chunk tells, where it has one. Else a text that is much like one in the copy is its new
-        version (`difflib` ratio), and one that is like none is another part.
+        version, and one that is like none is another part.
         """
         copy = document.copy
         if item.chunk_index is not None:
             return copy is None or item.chunk_index not in copy.indices
-        name = copy_name(document.record)
-        kept = self._cache.texts(self._chunks, user_id, [name]).get(name[0], ())
-        if isinstance(kept, CorruptDataError):
-            raise kept
-        return not any(_alike(item.document.page_content, text) for text in kept)
+        return not any(are_alike(item.document.page_content, part) for part in parts)
 
     def _verdict(self, key: tuple[str, str, str, str]) -> CopyVerdict | None:
         with self._lock:
@@ -110,13 +114,3 @@ class CopyJudge:
             self._verdicts[key] = verdict
             while len(self._verdicts) > _MOST_VERDICTS:
                 self._verdicts.popitem(last=False)
-
-
-def _alike(one: str, other: str) -> bool:
-    matcher = SequenceMatcher(None, one[:_COMPARED_CHARS], other[:_COMPARED_CHARS], autojunk=False)
-    return matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
-
-
-def _flat(text: str) -> str:
-    """A text without regard to how its white space is laid out."""
-    return " ".join(text.split())

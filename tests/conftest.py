@@ -16,6 +16,8 @@ from rag_wiki import MemoryStateStore, StateStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from places import PLACES, PlacedWorld, make_world
+
 BACKENDS = ("memory", "sqlite-file", "sqlite-memory", "postgres", "valkey", "valkey-decoding", "fakeredis")
 """Every state store that is tested; each comes with the chunks beside it."""
 
@@ -138,3 +140,17 @@ def state_store(request: pytest.FixtureRequest, make_store: Callable[[str], Stat
     tests/storage, on every kind.
     """
     return make_store(request.param)
+
+
+@pytest.fixture(params=PLACES)
+def world(request: pytest.FixtureRequest, make_store: Callable[[str], StateStore], tmp_path: Path) -> PlacedWorld:
+    """An empty world in each place."""
+    return make_world(request.param, make_store, tmp_path)
+
+
+@pytest.fixture(params=[kind for kind in PLACES if not kind.startswith("memory")])
+def lasting_world(
+    request: pytest.FixtureRequest, make_store: Callable[[str], StateStore], tmp_path: Path
+) -> PlacedWorld:
+    """An empty world in each place that outlives a process."""
+    return make_world(request.param, make_store, tmp_path)

@@ -38,7 +38,7 @@ def check_story(printed: str) -> None:
     assert "Asked 9 times, it is suggested again" in printed
     assert "git/bisect-and-blame.md: CLAIMED → DEMOTED" in printed
     assert "docker/image-guide.md: CLAIMED → PINNED" in printed
-    assert "pinned     CLAIMED → PINNED" in printed
+    assert "pinned     CLAIMED -> PINNED" in printed
     assert "ForgottenUser(documents=" in printed
 
 

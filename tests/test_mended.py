@@ -158,8 +158,8 @@ def test_removing_leaves_a_copy_that_was_saved_after_it(
     world.save(retriever, "pods", PODS)
     act = DecayEngine._act_on
 
-    def act_and_be_overtaken(self: DecayEngine, *arguments: Any) -> Any:
-        done = act(self, *arguments)
+    def act_and_be_overtaken(self: DecayEngine, *arguments: Any, **options: Any) -> Any:
+        done = act(self, *arguments, **options)
         monkeypatch.setattr(DecayEngine, "_act_on", act)
         world.save(retriever, "pods", PODS)
         return done

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from helpers import document
-from places import PLACES, PlacedWorld, make_world
+from places import PlacedWorld
 from scenarios import OTHER_QUESTION, PODS, cached
 
 from rag_wiki import ConfigurationError, RagWikiError
@@ -26,12 +26,6 @@ DOC_ID = "vault/thimble.md"
 QUERY = "what are pods, asks the lighthouse?"
 TRACES = ("zenobia", "quartz", "Marmalade", "umbrella", "thimble", "lighthouse")
 """A word of each thing that must leave no trace."""
-
-
-@pytest.fixture(params=PLACES)
-def world(request: pytest.FixtureRequest, make_store: Any, tmp_path: Path) -> PlacedWorld:
-    """An empty world in each place."""
-    return make_world(request.param, make_store, tmp_path)
 
 
 def everything(world: PlacedWorld, request: pytest.FixtureRequest, tmp_path: Path) -> bytes:

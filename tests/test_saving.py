@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -339,17 +340,27 @@ def test_a_full_chunk_store_saves_nothing(state_store: StateStore) -> None:
 def test_chunks_without_a_record_do_not_stay_or_answer(
     state_store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the state can't be written after the chunks, no chunk of them is left and none answers."""
+    """When the state can't be written after the chunks, no chunk of them is left and none answers.
+
+    While the store stays away, nobody can say whether the write is still on its way to it: the chunks stay then, and
+    are swept (`tests/test_purge.py`).
+    """
     world = World(state_store)
     retriever = suggested(world)
     before = Standing(world, retriever)
     with monkeypatch.context() as patch:
-        patch.setattr(state_store, "change", _fail)
+        patch.setattr(state_store, "change", _fail_once(state_store.change))
         with pytest.raises(ConnectionError, match="the database is away"):
             retriever.accept_suggestion("pods", full_content=CONTENT)
     assert Standing(world, retriever) == before
     assert copies(retriever) == []
     assert retriever.invoke(POD_QUESTION) == []
+
+
+def _fail_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which fails the first time."""
+    calls = itertools.count()
+    return lambda *args, **kwargs: function(*args, **kwargs) if next(calls) else _fail()
 
 
 def _fail(*_: Any, **__: Any) -> Any:
@@ -563,14 +574,14 @@ def test_a_failed_save_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
         retriever.accept_suggestion("pods", full_content=CONTENT)
     assert files(tmp_path) == []
     with monkeypatch.context() as patch:
-        patch.setattr(world.store, "change", _fail)
+        patch.setattr(world.store, "change", _fail_once(world.store.change))
         with pytest.raises(ConnectionError):
             retriever.accept_suggestion("pods", full_content=CONTENT)
     assert files(tmp_path) == []
     retriever.accept_suggestion("pods", full_content=CONTENT)
     before = files(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(world.store, "change", _fail)
+        patch.setattr(world.store, "change", _fail_once(world.store.change))
         with pytest.raises(ConnectionError):
             retriever.refresh("pods", full_content="Pods, rewritten.")
     assert (files(tmp_path), readable(tmp_path)) == (before, [CONTENT])

@@ -13,7 +13,15 @@ from typing import Literal
 import pytest
 from helpers import START, HandClock
 
-from rag_wiki import ConfigurationError, DecayEngine, DocumentState, MemoryStateStore, StateStore, UserDocRecord
+from rag_wiki import (
+    ConfigurationError,
+    CorruptDataError,
+    DecayEngine,
+    DocumentState,
+    MemoryStateStore,
+    StateStore,
+    UserDocRecord,
+)
 from rag_wiki.lifecycle.decay_engine import DecayResult
 from rag_wiki.scheduler import DecayScheduler
 
@@ -183,11 +191,11 @@ def test_a_run_that_fails_as_a_whole_is_followed_by_the_next(
     class Failing(MemoryStateStore):
         down = True
 
-        def list_active_users(self) -> list[str]:
+        def active_users(self) -> tuple[list[str], dict[str, CorruptDataError]]:
             if self.down:
                 message = "store is down"
                 raise ConnectionError(message)
-            return super().list_active_users()
+            return super().active_users()
 
     store, turns = Failing(), Turns(clock)
     store.upsert(saved("ada"))

@@ -263,7 +263,7 @@ def test_search_arguments_that_are_no_mapping_are_an_error() -> None:
 
 MISSING = {
     "sqlalchemy for SQLite": ("sqlalchemy", "rag_wiki.storage.sqlite", "", "SQLiteStateStore", "sqlite"),
-    "sqlalchemy": ("sqlalchemy", "rag_wiki.storage.sql", "", "SQLStateStore", "sqlite"),
+    "sqlalchemy": ("sqlalchemy", "rag_wiki.storage.sql", "", "SQLStateStore", "postgres"),
     "psycopg": (
         "psycopg",
         "rag_wiki.storage.sql",

@@ -20,9 +20,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
-from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -30,6 +28,7 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import SkipValidation
 
 from rag_wiki.errors import ConfigurationError, MissingExtraError
+from rag_wiki.pieces import as_id
 
 try:
     from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexRetriever
@@ -126,7 +125,7 @@ def node_to_document(node_with_score: NodeWithScore) -> Document:
     text = node.get_content(metadata_mode=MetadataMode.NONE)
     metadata: dict[str, Any] = copy.deepcopy(node.metadata)
 
-    doc_id = _as_text(node.ref_doc_id) or _first_known(metadata, _ID_KEYS) or _content_id(text)
+    doc_id = as_id(node.ref_doc_id) or _first_known(metadata, _ID_KEYS) or _content_id(text)
     if doc_id != metadata.get("doc_id"):
         _move_aside(metadata, "doc_id")
         if doc_id is not None:
@@ -156,20 +155,8 @@ def _is_truly_async(retriever: LlamaIndexRetriever) -> bool:
     )
 
 
-def _as_text(value: object) -> str | None:
-    """The value of an id, a title or a path as text, or None where it says nothing.
-
-    LlamaIndex vector stores write the text "None" where a node has no SOURCE; as an id, it would join unrelated
-    documents.
-    """
-    if isinstance(value, bool) or not isinstance(value, (str, int, PurePath, UUID)):
-        return None
-    text = str(value)
-    return None if text.strip() in ("", "None") else text
-
-
 def _first_known(metadata: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
-    return next((known for key in keys if (known := _as_text(metadata.get(key))) is not None), None)
+    return next((known for key in keys if (known := as_id(metadata.get(key))) is not None), None)
 
 
 def _content_id(text: str) -> str | None:

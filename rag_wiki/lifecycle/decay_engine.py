@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_wiki.clock import Clock, as_utc, days_between, utc_now
+from rag_wiki.clock import Clock, as_utc, days_between, later, utc_now
 from rag_wiki.config import DecayConfig
 from rag_wiki.errors import InvalidTransitionError
 from rag_wiki.lifecycle.fetch_counter import Step, known
@@ -17,6 +17,7 @@ from rag_wiki.lifecycle.state_machine import StateMachine, describe, move
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import (
+    NEW_LIFE,
     SAVED_STATES,
     DocumentState,
     UserChange,
@@ -131,6 +132,9 @@ def vote(record: UserDocRecord, signal: float, hit_rate: float, config: DecayCon
     after = record.changed(explicit_signal=signal)
     if after.saved:
         after.decay_score = decay_score(after, hit_rate, config, now)
+    if record.explicit_signal == signal:
+        # Said before: an event would only push an older one out of the history.
+        return Step(after)
     why = "thumbs up" if signal > 0 else "thumbs down"
     return Step(after, (describe(record, after, "voted", why, now),))
 
@@ -171,7 +175,8 @@ def unpin(record: UserDocRecord, now: datetime) -> Step:
 
 def remove(record: UserDocRecord, now: datetime) -> Step:
     """Remove a document for the user, whatever its state; nothing is suggested about it for 30 days."""
-    after = move(record, DocumentState.DEMOTED, now).changed(no_resiluggest_until=now + REMOVAL_QUIET)
+    until = later(now, REMOVAL_QUIET)
+    after = move(record, DocumentState.DEMOTED, now).changed(no_resiluggest_until=until, life=NEW_LIFE)
     if record.user_state is DocumentState.DEMOTED:
         return Step(after)
     return Step(after, (describe(record, after, "removed", "the user removed it", now),))
@@ -212,6 +217,9 @@ class DecayEngine:
 
         Returns:
             A result per saved document, in the order of their ids.
+
+        Raises:
+            CorruptDataError: When all others are done: some records can't be read back.
         """
         results = [result for page in self.run_pages(user_id, now) for result in page]
         return sorted(results, key=lambda result: result.doc_id)
@@ -221,6 +229,9 @@ class DecayEngine:
 
         Yields:
             The results of a page, when it is done.
+
+        Raises:
+            CorruptDataError: When all others are done: some records can't be read back.
         """
         moment = as_utc(now or self._clock())
         pages = self._store.change_pages(
@@ -232,17 +243,21 @@ class DecayEngine:
         for change in pages:
             outcome: _PageOutcome = change.outcome
             for doc_id, copy_id in outcome.gone:
-                self._chunk_store.drop(user_id, doc_id, copy_id)
+                # Copies go last: a sweep finds those for whom it has something to do by them.
                 self._settle(user_id, doc_id)
+                self._chunk_store.drop(user_id, doc_id, copy_id)
             yield outcome.results
 
     def sweep(self, user_id: str) -> int:
         """Remove what a crash left behind of a user's documents: copies that no record names, torn-off files.
 
-        Only what is an hour old and belongs to a document that the state store knows. Returns how many copies went.
+        Only what is a day old and belongs to a document that the state store knows. Readable copies that do not fit
+        their records are brought in line. Returns how many copies went.
         """
         gone = 0
         for page in self._store.pages(user_id):
+            for doc_id in self._chunk_store.unsettled(user_id, page):
+                self._settle(user_id, doc_id)
             # A saved record that names no copy was written by hand: which of its copies counts, it does not say.
             gone += self._chunk_store.sweep(
                 user_id,
@@ -252,12 +267,14 @@ class DecayEngine:
                     if record.copy_id or not record.saved
                 },
             )
-            for doc_id in self._chunk_store.unsettled(user_id, page):
-                self._settle(user_id, doc_id)
         return gone
 
     def chunk_owners(self) -> list[str]:
-        """The users for whom there may be something to sweep: those with a saved copy, named by a record or not."""
+        """The users for whom there may be something to sweep: those with a saved copy, named by a record or not.
+
+        What was left half written says of nobody whose it is, so it goes here, before anybody's sweep.
+        """
+        self._chunk_store.tidy()
         return sorted(self._chunk_store.place.owners())
 
     def _hit_rates(self, user_id: str, page: Sequence[UserDocRecord]) -> dict[str, float]:
@@ -305,17 +322,20 @@ class DecayEngine:
     def force_remove(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
         """Remove a document for the user: copy, content and retrieved texts go, the history stays.
 
+        It need not be readable: what is left of it is its id, and that it was removed.
+
         Raises:
             UnknownDocumentError: The user never met the document.
         """
+        user_id, doc_id = check_user_id(user_id), check_doc_id(doc_id)
         # Named before the change: a copy that is saved after the removal is not ours to delete.
-        gone = self._chunk_store.place.copies(check_user_id(user_id), check_doc_id(doc_id))
-        before, removed = self._act_on(user_id, doc_id, now, remove)
+        gone = self._chunk_store.place.copies(user_id, doc_id)
+        before, removed = self._act_on(user_id, doc_id, now, remove, gives_way=True)
         if before.copy_id is not None:
             gone.append(before.copy_id)
         # Also when it was removed before: an earlier try may have failed here.
-        self._chunk_store.place.delete(user_id, doc_id, set(gone))
         self._settle(user_id, doc_id)
+        self._chunk_store.place.delete(user_id, doc_id, set(gone))
         return removed
 
     def _vote(self, user_id: str, doc_id: str, signal: float, now: datetime | None) -> UserDocRecord:
@@ -333,8 +353,7 @@ class DecayEngine:
         return self._act_on(user_id, doc_id, now, rule)[1]
 
     def _settle(self, user_id: str, doc_id: str) -> None:
-        if self._chunk_store.documents is not None:
-            self._chunk_store.settle(user_id, doc_id, self._store.get(user_id, doc_id))
+        self._chunk_store.settle(user_id, doc_id, lambda: self._store.get(user_id, doc_id))
 
     def _act_on(
         self,
@@ -342,8 +361,10 @@ class DecayEngine:
         doc_id: str,
         now: datetime | None,
         rule: Callable[[UserDocRecord, datetime], Step],
+        *,
+        gives_way: bool = False,
     ) -> tuple[UserDocRecord, UserDocRecord]:
-        """Apply a rule to a record; the record before and after."""
+        """Apply a rule to a record, which need not be readable if it gives way; the record before and after."""
         moment = as_utc(now or self._clock())
 
         def decide(view: UserView) -> UserChange:
@@ -358,7 +379,10 @@ class DecayEngine:
                 outcome=before,
             )
 
-        change = self._store.change(user_id, [doc_id], decide)
+        if gives_way:
+            change = self._store.overwrite(user_id, doc_id, decide)
+        else:
+            change = self._store.change(user_id, [doc_id], decide)
         return change.outcome, change.records[0]
 
 

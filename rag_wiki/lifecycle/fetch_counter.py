@@ -17,6 +17,8 @@ from rag_wiki.storage.records import (
     UserChange,
     UserDocRecord,
     UserView,
+    check_doc_id,
+    join_halves,
 )
 
 __all__ = ["FetchCounter", "Step", "SuggestionEvent", "count_fetch", "count_miss", "decline", "known"]
@@ -49,9 +51,10 @@ def known(view: UserView, doc_id: str) -> UserDocRecord:
     Raises:
         UnknownDocumentError: There is none.
     """
-    if doc_id not in view.records:
+    record = view.records.get(join_halves(doc_id))
+    if record is None:
         raise UnknownDocumentError(view.user_id, doc_id)
-    return view.records[doc_id]
+    return record
 
 
 def gap(fetch_threshold: int, declines: int) -> int:
@@ -186,7 +189,7 @@ class FetchCounter:
 
         A saved document only grows its count.
         """
-        moment = as_utc(now or self._clock())
+        doc_id, moment = check_doc_id(doc_id), as_utc(now or self._clock())
 
         def decide(view: UserView) -> UserChange:
             record = view.records.get(doc_id) or self._state_machine.make_surfaced(user_id, doc_id, doc_title, doc_path)
@@ -202,7 +205,7 @@ class FetchCounter:
 
     def record_miss(self, user_id: str, doc_id: str, now: datetime | None = None) -> None:
         """Note that a query did not fetch the document; an unknown document is no error."""
-        moment = as_utc(now or self._clock())
+        doc_id, moment = check_doc_id(doc_id), as_utc(now or self._clock())
 
         def decide(view: UserView) -> UserChange:
             if doc_id not in view.records:

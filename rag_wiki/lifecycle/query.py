@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from rag_wiki.lifecycle.decay_engine import demote
 from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch, fetched_once, lapse
+from rag_wiki.lifecycle.kept_texts import last_seen
 from rag_wiki.lifecycle.state_machine import StateMachine, describe
-from rag_wiki.storage.records import RetrievedText, UserChange, UserDocRecord, UserView
+from rag_wiki.storage.records import DocumentState, RetrievedText, UserChange, UserDocRecord, UserView
 
 __all__ = ["FetchedDocument", "FoundText", "QueryFindings", "QueryOutcome", "QueryRules", "account_for_query"]
 
@@ -70,6 +71,8 @@ class QueryFindings:
     """Saved documents that a semantic search compared; `None` when none ran."""
     asked: bool = True
     """Whether the wrapped retriever was asked: where it was not, absence from its results means nothing."""
+    began_at: int = 0
+    """The user's revision when the query began."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         step = _account_for_document(record, doc_id, view, found, rules, now)
         if step is None:
             continue
-        kept, fresh = _keep_texts(record, step.record, found, doc_id)
-        if record is not None and step.record.stale_since is not None and record.stale_since is None:
+        kept, fresh, anew = _keep_texts(record, step.record, found, doc_id, view.clocks.queries + 1)
+        if anew:
             clear.append(doc_id)
         if kept is not step.record:
             step = Step(kept, step.events, step.suggestion)
@@ -149,6 +152,9 @@ def _account_for_document(
 ) -> Step | None:
     fetched = found.fetched.get(doc_id)
     if record is None or not record.saved:
+        if record is not None and record.user_state is DocumentState.DEMOTED and 0 < found.began_at < record.life:
+            # Let go since the query began: what was found before the removal does not undo it.
+            return None
         if fetched is not None:
             named = record or StateMachine.make_surfaced(view.user_id, doc_id, fetched.doc_title, fetched.doc_path)
             if (named.doc_title, named.doc_path) != (fetched.doc_title, fetched.doc_path):
@@ -194,27 +200,46 @@ def _account_for_saved(
 
 
 def _keep_texts(
-    before: UserDocRecord | None, record: UserDocRecord, found: QueryFindings, doc_id: str
-) -> tuple[UserDocRecord, list[RetrievedText]]:
-    """Add the retrieved texts that are new to what is kept for saving, within bounds.
+    before: UserDocRecord | None, record: UserDocRecord, found: QueryFindings, doc_id: str, query: int
+) -> tuple[UserDocRecord, list[RetrievedText], bool]:
+    """Note which texts were seen, and add the new ones to what is kept for saving; tells whether that starts anew.
 
     For a saved document texts are kept only while they can serve a refresh: when its copy is stale, or was
-    made of retrieved texts and may be incomplete.
+    made of retrieved texts and may be incomplete. What is kept is bounded, and holds what was seen last: where
+    that finds no room beside what was seen before, it is kept in its place.
     """
     fetched = found.fetched.get(doc_id)
     wanted = not record.saved or record.stale_since is not None or record.content_source == "retrieved"
-    if fetched is None or not wanted:
-        return record, []
-    newly_stale = record.stale_since is not None and (before is None or before.stale_since is None)
-    known = () if newly_stale else record.retrieved
-    chars = 0 if newly_stale else record.retrieved_chars
-    fresh: dict[str, FoundText] = {}
-    for text in fetched.texts:
-        seen = text.digest in known or text.digest in fresh
-        if not seen and len(known) + len(fresh) < MOST_TEXTS and chars + text.length <= MOST_TEXT_CHARS:
-            fresh[text.digest] = text
+    anew = record.stale_since is not None and before is not None and before.stale_since is None
+    if not anew and (fetched is None or not wanted):
+        return record, [], False
+    texts = fetched.texts if fetched is not None else ()
+    digests = {text.digest for text in texts}
+    if not anew and digests.issubset(record.retrieved):
+        # Nearly always: all of them were seen before.
+        times = zip(record.retrieved, record.retrieved_seen, strict=False)
+        return record.changed(retrieved_seen=tuple([query if text in digests else at for text, at in times])), [], False
+    shown = {text.digest: text for text in texts if text.length <= MOST_TEXT_CHARS}
+    known, chars = ({}, 0) if anew else (last_seen(record), record.retrieved_chars)
+    fresh = _with_room([text for digest, text in shown.items() if digest not in known], len(known), chars)
+    if len(fresh) < len(shown.keys() - known.keys()) and not known.keys() <= shown.keys():
+        anew, known, chars = True, {}, 0
+        fresh = _with_room(shown.values(), 0, 0)
+    seen = {digest: query if digest in shown else at for digest, at in known.items()}
+    seen |= dict.fromkeys((text.digest for text in fresh), query)
+    kept = record.changed(
+        retrieved=tuple(seen),
+        retrieved_seen=tuple(seen.values()),
+        retrieved_chars=chars + sum(text.length for text in fresh),
+    )
+    return kept, [replace(text.retrieved_text, first_seen=query) for text in fresh], anew
+
+
+def _with_room(texts: Iterable[FoundText], kept: int, chars: int) -> list[FoundText]:
+    """Those texts that find room beside what is kept, in their order."""
+    fitting: list[FoundText] = []
+    for text in texts:
+        if kept + len(fitting) < MOST_TEXTS and chars + text.length <= MOST_TEXT_CHARS:
+            fitting.append(text)
             chars += text.length
-    if not fresh and not newly_stale:
-        return record, []
-    kept = [text.retrieved_text for text in fresh.values()]
-    return record.changed(retrieved=(*known, *fresh), retrieved_chars=chars), kept
+    return fitting

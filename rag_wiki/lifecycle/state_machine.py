@@ -11,7 +11,7 @@ from typing import Any
 
 from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.errors import InvalidTransitionError
-from rag_wiki.storage.records import DocumentEvent, DocumentState, UserDocRecord
+from rag_wiki.storage.records import NEW_LIFE, DocumentEvent, DocumentState, UserDocRecord
 
 __all__ = ["TRANSITIONS", "InvalidTransitionError", "StateMachine", "describe", "move"]
 
@@ -31,6 +31,7 @@ _FRESH_COUNT: dict[str, Any] = {
     "next_suggest_at": 0,
     "decline_count": 0,
     "retrieved": (),
+    "retrieved_seen": (),
     "retrieved_chars": 0,
 }
 _NO_CANDIDATE: dict[str, Any] = {"pin_candidate_since": None, "demotion_candidate_since": None}
@@ -85,7 +86,7 @@ def move(record: UserDocRecord, to: DocumentState, now: datetime) -> UserDocReco
     elif to is DocumentState.PINNED:
         fields = {"pinned_at": now, **_NO_CANDIDATE}
     elif to is DocumentState.DEMOTED:
-        fields = {**_FRESH_COUNT, **_NO_PIN, **_NO_CANDIDATE, **_NO_COPY, "demoted_at": now}
+        fields = {**_FRESH_COUNT, **_NO_PIN, **_NO_CANDIDATE, **_NO_COPY, "demoted_at": now, "life": NEW_LIFE}
     return record.changed(user_state=to, **fields)
 
 

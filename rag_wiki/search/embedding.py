@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -29,6 +29,8 @@ _MODEL_ATTRIBUTES = (
 _EMBEDDING_ATTRIBUTES = ("embeddings", "embedding", "embedding_model", "embedding_function")
 _INNER_ATTRIBUTES = ("vectorstore", "retriever", "base_retriever", "retrievers", "bound", "default", "steps")
 """Public places where LangChain's own wrappers keep what they wrap."""
+_MOST_LEVELS, _MOST_HOLDERS = 12, 400
+"""How far and how wide a model is looked for."""
 
 
 @dataclass(frozen=True)
@@ -44,33 +46,43 @@ def find_embeddings(retriever: object) -> FoundEmbeddings:
 
     Two different models are a choice that nobody made; then none is taken.
     """
-    found: dict[str, Embeddings] = {}
-    for model in _embeddings_in(retriever, set()):
-        found.setdefault(fingerprint(model), model)
+    found: dict[object, Embeddings] = {}
+    for model in _embeddings_in(retriever):
+        # Without a name of its own, a model is the same as another one only if it is that one.
+        found.setdefault(fingerprint(model) if _names_model(model) else id(model), model)
     if len(found) > 1:
-        return FoundEmbeddings(None, f"the global retriever uses several embedding models: {', '.join(sorted(found))}")
+        names = ", ".join(sorted({fingerprint(model) for model in found.values()}))
+        return FoundEmbeddings(None, f"the global retriever uses several embedding models: {names}")
     if not found:
         return FoundEmbeddings(None, f"no embedding model was found in {type(retriever).__name__}")
     return FoundEmbeddings(next(iter(found.values())))
 
 
-def _embeddings_in(holder: object, seen: set[int]) -> Iterator[Embeddings]:
-    if holder is None or id(holder) in seen or isinstance(holder, (str, bytes, int, float)):
-        return
-    seen.add(id(holder))
-    if isinstance(holder, Embeddings):
-        yield holder
-        return
-    if isinstance(holder, (list, tuple)):
-        for item in holder:
-            yield from _embeddings_in(item, seen)
-        return
-    for name in _EMBEDDING_ATTRIBUTES:
-        value = _attribute(holder, name)
-        if isinstance(value, Embeddings):
-            yield from _embeddings_in(value, seen)
-    for name in _INNER_ATTRIBUTES:
-        yield from _embeddings_in(_attribute(holder, name), seen)
+def _embeddings_in(retriever: object) -> Iterator[Embeddings]:
+    """The models in a retriever and in what it wraps, the nearest first.
+
+    Bounded: an object that has every attribute there is (a mock, a proxy) would lead on without end.
+    """
+    seen: dict[int, object] = {}
+    level: list[object] = [retriever]
+    for _ in range(_MOST_LEVELS):
+        following: list[object] = []
+        for holder in level:
+            if holder is None or id(holder) in seen or isinstance(holder, (str, bytes, int, float)):
+                continue
+            if len(seen) >= _MOST_HOLDERS:
+                return
+            # Kept, so that no other object gets the same id meanwhile.
+            seen[id(holder)] = holder
+            if isinstance(holder, Embeddings):
+                yield holder
+            elif isinstance(holder, (list, tuple)):
+                following += holder
+            else:
+                models = (_attribute(holder, name) for name in _EMBEDDING_ATTRIBUTES)
+                following += [model for model in models if isinstance(model, Embeddings)]
+                following += [_attribute(holder, name) for name in _INNER_ATTRIBUTES]
+        level = following
 
 
 def _attribute(holder: object, name: str) -> object:
@@ -90,11 +102,19 @@ def fingerprint(model: Embeddings, name: str | None = None) -> str:
         # A cache in front of a model gives the model's own vectors.
         return fingerprint(inner)
     kind = f"{type(model).__module__.partition('.')[0]}.{type(model).__qualname__}"
-    for attribute in _MODEL_ATTRIBUTES:
-        value = _attribute(model, attribute)
-        if isinstance(value, str) and value:
-            return f"{kind}:{value}"
-    return kind
+    own = _own_name(model)
+    return f"{kind}:{own}" if own else kind
+
+
+def _own_name(model: Embeddings) -> str:
+    """What a model is called beside its class."""
+    named = (_attribute(model, attribute) for attribute in _MODEL_ATTRIBUTES)
+    return next((value for value in named if isinstance(value, str) and value), "")
+
+
+def _names_model(model: Embeddings) -> bool:
+    inner = _attribute(model, "underlying_embeddings")
+    return _names_model(inner) if isinstance(inner, Embeddings) else bool(_own_name(model))
 
 
 def check_vectors(
@@ -113,7 +133,7 @@ def check_vectors(
         raise EmbeddingError(msg)
     try:
         rows = [_as_row(vector) for vector in vectors]
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for {what}: {error}. {remedy}"
         raise EmbeddingError(msg) from error
     widths = sorted({row.shape[0] for row in rows})
@@ -145,8 +165,8 @@ def check_query_vector(vector: ArrayLike) -> QueryVector:
     """
     try:
         # As `unit_rows` does, for one: in float64, where no float32 is too long or too short to be squared.
-        exact = np.asarray(vector, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError) as error:
+        exact = _as_real(vector).astype(np.float64, copy=False).reshape(-1)
+    except (OverflowError, TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for the query: {error}"
         raise EmbeddingError(msg) from error
     length = math.sqrt(exact @ exact)
@@ -160,4 +180,13 @@ def check_query_vector(vector: ArrayLike) -> QueryVector:
 def _as_row(vector: ArrayLike) -> NDArray[np.float32]:
     """A vector of any float type as (dim,) float32; what that can't hold becomes infinity, and is refused as such."""
     with np.errstate(over="ignore"):
-        return np.asarray(vector, dtype=np.float32).reshape(-1)
+        return _as_real(vector).astype(np.float32, copy=False).reshape(-1)
+
+
+def _as_real(vector: ArrayLike) -> NDArray[Any]:
+    """A vector as an array; a complex one is refused, where numpy would drop half of it."""
+    given = np.asarray(vector)
+    if given.dtype.kind == "c":
+        msg = "its numbers are complex"
+        raise TypeError(msg)
+    return given

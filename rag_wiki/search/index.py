@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -19,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_wiki.errors import CorruptDataError
+from rag_wiki.forks import in_each_process
 from rag_wiki.search.calibration import ModelScores, Spread
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, unit_rows
-from rag_wiki.storage.records import SAVED_STATES, UserDocRecord
+from rag_wiki.storage.records import UserDocRecord
+from rag_wiki.turn import Turn
 
 if TYPE_CHECKING:
     from rag_wiki.search.keyword import KeywordIndex
@@ -49,6 +52,8 @@ _BLOCK = 256
 """Rows that are brought to length one together."""
 _MOST_ROWS = 2_048
 """Rows that are compared with the calibration's questions; more would tell no more."""
+_LONGEST_PAUSE = 64
+"""Questions between two looks for copies that could not be read."""
 _FEW = 64
 """Rows that Python sorts sooner than numpy is called for it."""
 
@@ -305,6 +310,14 @@ def _as_cosine(product: float) -> float:
     return round(min(max(float(product), -1.0), 1.0), 6)
 
 
+@dataclass
+class _Pause:
+    """How many questions go by until copies that could not be read are looked for again."""
+
+    length: int
+    left: int
+
+
 class IndexCache:
     """Indexes of many users, bounded in bytes; and texts of copies that answered lately, bounded as well."""
 
@@ -312,12 +325,20 @@ class IndexCache:
 
     def __init__(self) -> None:
         self.max_bytes = 0
-        self._lock = threading.Lock()
-        self._building = [threading.Lock() for _ in range(64)]
+        in_each_process(self._make_locks)
+        self._pauses: dict[tuple[str, str, int], _Pause] = {}
+        """For the indexes that lack a copy: a folder may be away for a moment."""
         self._indexes: OrderedDict[tuple[str, str, int], UserIndex] = OrderedDict()
         self._texts: OrderedDict[tuple[str, str, str], tuple[str, ...]] = OrderedDict()
         self._text_bytes = 0
+        self._held: Counter[str] = Counter()
+        """How many indexes and texts of each user are here."""
         self._models: dict[tuple[str, int], ModelScores] = {}
+        """Replaced and never changed: it is read without the lock."""
+
+    def _make_locks(self) -> None:
+        self._lock = threading.Lock()
+        self._building = [Turn() for _ in range(64)]
 
     def get(
         self, store: StateStore, chunks: ChunkStore, user_id: str, revision: int, embedding: str | None, width: int
@@ -329,16 +350,29 @@ class IndexCache:
         key = (user_id, embedding or "", width)
         with self._lock:
             cached = self._indexes.get(key)
-            if cached is not None and cached.revision == revision:
+            if cached is not None and cached.revision == revision and not self._tries_again(key):
                 self._indexes.move_to_end(key)
                 return cached
-        with self._building[hash(key) % len(self._building)]:
+            before = cached
+        with self._building[hash(key) % len(self._building)].take(key):
             with self._lock:
                 cached = self._indexes.get(key)
             if cached is None or cached.revision != revision:
                 cached = _build(store, chunks, user_id, revision, embedding, width, cached)
                 self._keep(key, cached)
+            elif cached is before:
+                with suppress(Exception):  # what is here answers still
+                    cached = _build(store, chunks, user_id, revision, embedding, width, cached)
+                self._keep(key, cached)
         return cached
+
+    def _tries_again(self, key: tuple[str, str, int]) -> bool:
+        """Whether copies that could not be read are looked for once more: after 1 question, after 2 more, 4 more."""
+        pause = self._pauses.get(key)
+        if pause is None:
+            return False
+        pause.left -= 1
+        return pause.left <= 0
 
     def model_scores(self, model: str, width: int | None) -> ModelScores | None:
         """How a model of a width scores the calibration's pairs, if that is known here; `None` for the latest width."""
@@ -349,14 +383,17 @@ class IndexCache:
     def keep_model_scores(self, scores: ModelScores) -> None:
         """Keep them here."""
         key = scores.model, scores.questions.shape[1]
-        self._models.pop(key, None)
-        self._models[key] = scores
+        with self._lock:
+            self._models = {**{other: self._models[other] for other in self._models if other != key}, key: scores}
 
     def peek(self, user_id: str, revision: int, embedding: str | None, width: int) -> UserIndex | None:
         """The user's index at a revision, if it is here."""
         with self._lock:
             cached = self._indexes.get((user_id, embedding or "", width))
-        return cached if cached is not None and cached.revision == revision else None
+            pause = self._pauses.get((user_id, embedding or "", width))
+        if cached is None or cached.revision != revision or (pause is not None and pause.left <= 1):
+            return None
+        return cached
 
     def newest(self, user_id: str, embedding: str, width: int) -> UserIndex | None:
         """The user's index that is here, if there is one, at whatever revision."""
@@ -395,20 +432,26 @@ class IndexCache:
             if key not in self._texts:
                 self._texts[key] = texts
                 self._text_bytes += _bytes_of(texts)
+                self._held[key[0]] += 1
             while self._text_bytes > self.max_text_bytes and len(self._texts) > 1:
-                _, old = self._texts.popitem(last=False)
-                self._text_bytes -= _bytes_of(old)
+                self._drop_texts(next(iter(self._texts)))
 
     def forget(self, user_id: str) -> None:
         """Drop everything about a user, and the words of texts, which may be the user's."""
         from rag_wiki.search.keyword import forget_words
 
         forget_words()
+        self.let_go(user_id)
+
+    def let_go(self, user_id: str) -> None:
+        """Drop the indexes and texts of a user; no work where there are none."""
+        if user_id not in self._held:
+            return
         with self._lock:
             for key in [key for key in self._indexes if key[0] == user_id]:
-                del self._indexes[key]
+                self._drop(key)
             for text_key in [text_key for text_key in self._texts if text_key[0] == user_id]:
-                self._text_bytes -= _bytes_of(self._texts.pop(text_key))
+                self._drop_texts(text_key)
 
     def nbytes(self, user_id: str | None = None) -> int:
         """Bytes held in indexes, of all users or one."""
@@ -417,16 +460,55 @@ class IndexCache:
 
     def _keep(self, key: tuple[str, str, int], index: UserIndex) -> None:
         with self._lock:
+            self._held[key[0]] += key not in self._indexes
             self._indexes[key] = index
             self._indexes.move_to_end(key)
+            self._note_pause(key, index)
             held = sum(kept.nbytes for kept in self._indexes.values())
             while held > self.max_bytes and self._indexes:
-                _, old = self._indexes.popitem(last=False)
-                held -= old.nbytes
+                held -= self._drop(next(iter(self._indexes))).nbytes
+
+    def _note_pause(self, key: tuple[str, str, int], index: UserIndex) -> None:
+        before = self._pauses.pop(key, None)
+        if any(item.copy is None for item in index.documents.values()):
+            length = 1 if before is None else min(before.length * 2, _LONGEST_PAUSE)
+            self._pauses[key] = _Pause(length, length)
+
+    def _drop(self, key: tuple[str, str, int]) -> UserIndex:
+        self._pauses.pop(key, None)
+        self._count_out(key[0])
+        return self._indexes.pop(key)
+
+    def _drop_texts(self, key: tuple[str, str, str]) -> None:
+        self._count_out(key[0])
+        self._text_bytes -= _bytes_of(self._texts.pop(key))
+
+    def _count_out(self, user_id: str) -> None:
+        self._held[user_id] -= 1
+        if not self._held[user_id]:
+            del self._held[user_id]
 
 
-_caches: WeakKeyDictionary[ChunkStore, IndexCache] = WeakKeyDictionary()
-_caches_lock = threading.Lock()
+class _Caches:
+    """The caches of this process, one for each chunk store."""
+
+    def __init__(self) -> None:
+        self._by_store: WeakKeyDictionary[ChunkStore, IndexCache] = WeakKeyDictionary()
+        in_each_process(self._make_lock)
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def of(self, chunks: ChunkStore, max_bytes: int) -> IndexCache:
+        with self._lock:
+            cache = self._by_store.get(chunks)
+            if cache is None:
+                cache = self._by_store[chunks] = IndexCache()
+            cache.max_bytes = max(cache.max_bytes, max_bytes)
+            return cache
+
+
+_caches = _Caches()
 
 
 def shared_cache(chunks: ChunkStore, max_bytes: int) -> IndexCache:
@@ -434,10 +516,7 @@ def shared_cache(chunks: ChunkStore, max_bytes: int) -> IndexCache:
 
     The largest `max_bytes` that any of them asks for counts.
     """
-    with _caches_lock:
-        cache = _caches.setdefault(chunks, IndexCache())
-        cache.max_bytes = max(cache.max_bytes, max_bytes)
-        return cache
+    return _caches.of(chunks, max_bytes)
 
 
 def _bytes_of(texts: Sequence[str]) -> int:
@@ -454,18 +533,21 @@ def _build(
     before: UserIndex | None,
 ) -> UserIndex:
     if embedding is None:
-        return _build_keywords(chunks, user_id, revision, store.list_by_state(user_id, SAVED_STATES, content=False))
+        return _build_keywords(chunks, user_id, revision, *store.list_saved(user_id))
     known = before.documents if before is not None else {}
     kept: dict[str, IndexedDocument] = {}
     new: list[UserDocRecord] = []
-    changes = None if before is None else store.saved_since(user_id, before.revision)
+    records: Sequence[UserDocRecord]
+    unreadable: Sequence[UserDocRecord] = ()
+    changes = None
+    if before is not None and all(item.copy is not None for item in known.values()):
+        changes = store.saved_since(user_id, before.revision)
     if changes is None:
-        records: Sequence[UserDocRecord] = store.list_by_state(user_id, SAVED_STATES, content=False)
+        # Also where something could not be read before, be it the record or the copy: it is tried again.
+        records, unreadable = store.list_saved(user_id)
     else:
         records, moved = changes.saved, {*changes.gone, *(record.doc_id for record in changes.saved)}
-        kept = {doc_id: item for doc_id, item in known.items() if doc_id not in moved and item.copy is not None}
-        # One that could not be read is tried again.
-        new = [item.record for doc_id, item in known.items() if doc_id not in moved and item.copy is None]
+        kept = {doc_id: item for doc_id, item in known.items() if doc_id not in moved}
     for record in records:
         old = known.get(record.doc_id)
         if old is not None and old.copy is not None and old.record.copy_id == record.copy_id:
@@ -473,7 +555,13 @@ def _build(
         else:
             new.append(record)
     loaded = _load(chunks, user_id, new, embedding, width)
+    loaded += [(_without_copy(record), None) for record in unreadable]
     return _assemble(revision, embedding, width, before, kept, loaded)
+
+
+def _without_copy(record: UserDocRecord) -> IndexedDocument:
+    """A document that can't answer because its copy, or the record that names it, can't be read back."""
+    return IndexedDocument(record, None, "copy unreadable")
 
 
 def _load(
@@ -487,8 +575,8 @@ def _load(
     for doc_id, copy in chunks.load_copies(user_id, wanted):
         record = by_id[doc_id]
         if copy is None or isinstance(copy, CorruptDataError):
-            problem = "copy lost" if copy is None else "copy unreadable"
-            loaded.append((IndexedDocument(record, None, problem), None))
+            lost = IndexedDocument(record, None, "copy lost")
+            loaded.append((lost if copy is None else _without_copy(record), None))
             continue
         light = ChunkCopy(copy.copy_id, copy.indices, None, None, copy.sections, copy.embedding, copy.metadata)
         if copy.vectors is None or (copy.embedding, copy.vectors.shape[1]) != (embedding, width):
@@ -543,7 +631,13 @@ def _assemble(
     return UserIndex(revision, embedding, documents, width, buffer, at)
 
 
-def _build_keywords(chunks: ChunkStore, user_id: str, revision: int, records: Sequence[UserDocRecord]) -> UserIndex:
+def _build_keywords(
+    chunks: ChunkStore,
+    user_id: str,
+    revision: int,
+    records: Sequence[UserDocRecord],
+    unreadable: Sequence[UserDocRecord],
+) -> UserIndex:
     # Its tables of scripts take some milliseconds to make, and most programs never match by words.
     from rag_wiki.search.keyword import KeywordIndex
 
@@ -559,6 +653,7 @@ def _build_keywords(chunks: ChunkStore, user_id: str, revision: int, records: Se
             light = ChunkCopy(copy.copy_id, copy.indices, None, None, copy.sections, copy.embedding, copy.metadata)
             documents[doc_id] = IndexedDocument(record, light)
         elif copy is not None:
-            documents[doc_id] = IndexedDocument(record, None, "copy unreadable")
+            documents[doc_id] = _without_copy(record)
+    documents |= {record.doc_id: _without_copy(record) for record in unreadable}
     empty = _Buffer(np.empty((0, 0), dtype=np.float32), 0)
     return UserIndex(revision, "", documents, 0, empty, 0, KeywordIndex(texts))

@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from typing_extensions import Self
 
 from rag_wiki.clock import as_utc
-from rag_wiki.errors import CorruptDataError
+from rag_wiki.errors import CorruptDataError, StorageError
 from rag_wiki.storage.change_lanes import ChangeLanes, ChangeRequest, RuleError
 from rag_wiki.storage.codec import (
     FreshRecords,
@@ -22,12 +23,14 @@ from rag_wiki.storage.codec import (
     StoredDocument,
     StoredUser,
     decode_event,
+    decode_id,
     decode_moment,
     decode_note,
     decode_record,
     decode_text,
     dump_json,
     encode_change,
+    first_revision,
     is_same_record,
     settle,
     storage_key,
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOST_TOLD = 10
+"""Records that can't be read back, in one message."""
 _JOB = "job:"
 _NOTE = "note:"
 """What the names of jobs and of other notes begin with where they are kept together."""
@@ -109,8 +114,9 @@ class StateStore(ABC):
 
     def get(self, user_id: str, doc_id: str) -> UserDocRecord | None:
         """The record with its content, or `None`."""
-        user, stored = self._read_document(self._user_key(user_id), self._doc_key(doc_id))
-        return None if stored is None else decode_record(stored, user.clocks)
+        user_key = self._user_key(user_id)
+        user, stored = self._read_document(user_key, self._doc_key(doc_id))
+        return None if stored is None else decode_record(stored, user.clocks, user_key)
 
     def upsert(self, record: UserDocRecord) -> None:
         """Write the record as it is, content included, in place of the one before."""
@@ -119,15 +125,16 @@ class StateStore(ABC):
         def decide(_: UserView) -> UserChange:
             return UserChange(records=[record], contents={record.doc_id: record.full_content})
 
-        self.change(record.user_id, [record.doc_id], decide)
+        self.overwrite(record.user_id, record.doc_id, decide)
 
     def delete(self, user_id: str, doc_id: str) -> bool:
         """Remove the record with its history and retrieved texts; tells whether there was one."""
+        doc_id = check_doc_id(doc_id)
 
         def decide(view: UserView) -> UserChange:
             return UserChange(deleted=[doc_id], outcome=doc_id in view.records)
 
-        return bool(self.change(user_id, [doc_id], decide).outcome)
+        return bool(self.overwrite(user_id, doc_id, decide).outcome)
 
     def list_claimed(self, user_id: str) -> list[UserDocRecord]:
         """The user's CLAIMED records."""
@@ -150,40 +157,95 @@ class StateStore(ABC):
     ) -> list[UserDocRecord]:
         """The user's records in `states` (all when `None`), with or without their content."""
         wanted = None if states is None else sorted(DocumentState(state).value for state in states)
-        user, stored = self._scan(self._user_key(user_id), wanted, content=content)
-        records = [decode_record(item, user.clocks) for item in stored]
+        user_key = self._user_key(user_id)
+        user, stored = self._scan(user_key, wanted, content=content)
+        records = [decode_record(item, user.clocks, user_key) for item in stored]
         return sorted(records, key=lambda record: record.doc_id)
+
+    def list_saved(self, user_id: str) -> tuple[list[UserDocRecord], list[UserDocRecord]]:
+        """The user's CLAIMED and PINNED records without content, and stand-ins for those that can't be read back.
+
+        A stand-in has the state and the id of what is stored (the stored key, where that is a hash of the id) and
+        nothing else: for those who go on without a record, and say which one.
+        """
+        user_key = self._user_key(user_id)
+        user, stored = self._scan(user_key, sorted(state.value for state in SAVED_STATES))
+        page = _Page.of(stored, user.clocks, user_key)
+        records = sorted((record for _, record in page.read.values()), key=lambda record: record.doc_id)
+        return records, [_stand_in(item, user_id, _id_of(item.key)) for item, _ in page.unreadable]
 
     def pages(
         self, user_id: str, states: Iterable[DocumentState] | None = None, size: int = 500
     ) -> Iterator[list[UserDocRecord]]:
-        """The user's records in `states`, without content, `size` at a time; memory stays bounded."""
+        """The user's records in `states`, without content, `size` at a time; memory stays bounded.
+
+        Raises:
+            CorruptDataError: When all others were told: some can't be read back.
+        """
+        for page in self._pages(user_id, states, size):
+            yield [record for _, record in page.read.values()]
+
+    def _pages(self, user_id: str, states: Iterable[DocumentState] | None, size: int) -> Iterator[_Page]:
+        """Pages with something in them that can be read; in the end, the error of what can't."""
         wanted = None if states is None else sorted(DocumentState(state).value for state in states)
-        after: str | None = None
+        user_key, after = self._user_key(user_id), None
+        unreadable: list[CorruptDataError] = []
         while True:
-            user, stored = self._scan(self._user_key(user_id), wanted, after=after, limit=size)
-            if stored:
-                yield [decode_record(item, user.clocks) for item in stored]
+            user, stored = self._scan(user_key, wanted, after=after, limit=size)
+            page = _Page.of(stored, user.clocks, user_key)
+            unreadable += [error for _, error in page.unreadable]
+            if page.read:
+                yield page
             if len(stored) < size:
-                return
+                break
             after = stored[-1].key
+        if len(unreadable) > 1:
+            told = " ".join(map(str, unreadable[:_MOST_TOLD]))
+            msg = f"{len(unreadable)} records of user {user_id!r} can't be read back: {told}"
+            raise CorruptDataError(msg) from unreadable[0]
+        if unreadable:
+            raise unreadable[0]
 
     def saved_since(self, user_id: str, revision: int) -> SavedChanges | None:
         """What happened to the user's saved documents since a revision; `None` when that can't be told.
 
-        Then `list_by_state` tells what there is.
+        Then `list_saved` tells what there is.
         """
-        user, stored = self._read_revised(self._user_key(user_id), revision)
+        user_key = self._user_key(user_id)
+        user, stored = self._read_revised(user_key, revision)
         if stored is None or not user.floor or not user.floor <= revision <= user.revision:
             return None
-        records = [decode_record(item, user.clocks) for item in stored]
+        page = _Page.of(stored, user.clocks, user_key)
+        if page.unreadable:
+            return None
+        records = [record for _, record in page.read.values()]
         return SavedChanges(
             [record for record in records if record.saved], [record.doc_id for record in records if not record.saved]
         )
 
     def list_active_users(self) -> list[str]:
-        """The users with a CLAIMED or PINNED document, sorted."""
-        return sorted(self._active_users())
+        """The users with a CLAIMED or PINNED document, sorted.
+
+        Raises:
+            CorruptDataError: The id of one of them can't be read back; `active_users` tells the others.
+        """
+        users, unreadable = self.active_users()
+        for error in unreadable.values():
+            raise error
+        return users
+
+    def active_users(self) -> tuple[list[str], dict[str, CorruptDataError]]:
+        """The users with a CLAIMED or PINNED document, sorted; and those whose id can't be read back, with the error.
+
+        These bear the id that their stored key was made of (the key itself, where that is a hash).
+        """
+        users, unreadable = list[str](), dict[str, CorruptDataError]()
+        for found in self._active_users():
+            if isinstance(found, UnreadableUser):
+                unreadable[_id_of(found.key)] = found.error
+            else:
+                users.append(found)
+        return sorted(users), unreadable
 
     def saved_count(self, user_id: str) -> int:
         """How many documents a local copy answers for."""
@@ -216,7 +278,8 @@ class StateStore(ABC):
             user_id: Whose records.
             doc_ids: The documents that `decide` looks at or changes.
             decide: A pure function; it runs again when somebody else was faster.
-            idle_keys: Further documents by stored key, as `begin_query` named them.
+            idle_keys: Further documents by stored key, as `begin_query` named them. One of them that can't be read
+                back is passed over.
 
         Returns:
             The change that was carried out.
@@ -224,6 +287,25 @@ class StateStore(ABC):
         request = self._request(doc_ids, decide, idle_keys)
         self._lanes.run(self._user_key(user_id), request, partial(self._carry_out_all, user_id))
         return request.result()
+
+    def overwrite(self, user_id: str, doc_id: str, decide: Callable[[UserView], UserChange]) -> UserChange:
+        """`change` of one document whose record gives way, and so need not be readable.
+
+        What can't be read back is seen by `decide` as a record of its id and state alone.
+        """
+        try:
+            return self.change(user_id, [doc_id], decide)
+        except CorruptDataError:
+            request = self._request([doc_id], decide, ())
+        user_key, doc_id = self._user_key(user_id), check_doc_id(doc_id)
+
+        def decode(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
+            try:
+                return decode_record(stored, clocks, user_key)
+            except CorruptDataError:
+                return _stand_in(stored, user_id, doc_id)
+
+        return self._carry_out_alone(user_id, request, decode)
 
     def request_change(
         self, doc_ids: Iterable[str], decide: Callable[[UserView], UserChange], *, idle_keys: Sequence[str] = ()
@@ -234,8 +316,8 @@ class StateStore(ABC):
     def _request(
         self, doc_ids: Iterable[str], decide: Callable[[UserView], UserChange], idle_keys: Sequence[str]
     ) -> ChangeRequest:
-        keys = dict.fromkeys([*(self._doc_key(doc_id) for doc_id in doc_ids), *idle_keys])
-        return ChangeRequest(list(keys), decide)
+        named = [self._doc_key(doc_id) for doc_id in doc_ids]
+        return _Request(list(dict.fromkeys([*named, *idle_keys])), decide, frozenset(idle_keys).difference(named))
 
     def change_together(self, user_id: str, requests: Sequence[ChangeRequest]) -> None:
         """Carry out several changes of a user, one after the other, in one atomic step.
@@ -273,6 +355,8 @@ class StateStore(ABC):
     ) -> Iterator[UserChange]:
         """Change the user's records in `states`, `size` at a time: each page is one atomic step, memory stays bounded.
 
+        A record that can't be read back keeps no other from being changed.
+
         Args:
             user_id: Whose records.
             states: Which of them.
@@ -282,34 +366,35 @@ class StateStore(ABC):
 
         Yields:
             The change of each page.
+
+        Raises:
+            CorruptDataError: When all others are done: some can't be read back.
         """
-        user_key, wanted = self._user_key(user_id), sorted(DocumentState(state).value for state in states)
-        after: str | None = None
-        while True:
-            user, stored = self._scan(user_key, wanted, after=after, limit=size)
-            if stored:
-                yield self._change_page(user_id, user.clocks, stored, gather, decide)
-            if len(stored) < size:
-                return
-            after = stored[-1].key
+        for page in self._pages(user_id, states, size):
+            yield self._change_page(user_id, page, gather, decide)
 
     def _change_page(
         self,
         user_id: str,
-        clocks: Clocks,
-        page: Sequence[StoredDocument],
+        page: _Page,
         gather: Callable[[Sequence[UserDocRecord]], T],
         decide: Callable[[UserView, T], UserChange],
     ) -> UserChange:
-        read = {item.key: (item, decode_record(item, clocks)) for item in page}
-        found = gather([record for _, record in read.values()])
+        user_key = self._user_key(user_id)
+        found = gather([record for _, record in page.read.values()])
 
         def decode(stored: StoredDocument, now: Clocks) -> UserDocRecord:
             # Hardly ever has anybody changed it meanwhile: then it need not be decoded again.
-            before, record = read[stored.key]
-            return record if now == clocks and is_same_record(before, stored) else decode_record(stored, now)
+            before, record = page.read[stored.key]
+            same = now == page.clocks and is_same_record(before, stored)
+            return record if same else decode_record(stored, now, user_key)
 
-        request = ChangeRequest(list(read), lambda view: decide(view, found))
+        return self._carry_out_alone(user_id, ChangeRequest(list(page.read), lambda view: decide(view, found)), decode)
+
+    def _carry_out_alone(
+        self, user_id: str, request: ChangeRequest, decode: Callable[[StoredDocument, Clocks], UserDocRecord]
+    ) -> UserChange:
+        """Carry out one change that nobody else's goes along with."""
         try:
             (applied,), written = self._carry_out(user_id, [request], decode)
         except RuleError as error:
@@ -330,12 +415,22 @@ class StateStore(ABC):
             nonlocal written, refusal
             # Again from the start, when somebody else was faster.
             applied.clear()
+            if not user.revision:
+                user = replace(user, revision=first_revision())
             written, present = StoredChange(user), dict(documents)
             for request in requests:
                 clocks = written.user.clocks
                 try:
-                    records = [decode(present[key], clocks) for key in request.keys if key in present]
-                    found = {record.doc_id: record for record in records}
+                    found: dict[str, UserDocRecord] = {}
+                    for key in request.keys:
+                        if key in present:
+                            try:
+                                record = decode(present[key], clocks)
+                            except CorruptDataError:
+                                if not (isinstance(request, _Request) and key in request.spare):
+                                    raise
+                            else:
+                                found[record.doc_id] = record
                     view = UserView(user_id, clocks, written.user.revision, found, written.user.saved)
                     change = request.decide(view)
                     stored = encode_change(view, written.user, change)
@@ -370,7 +465,8 @@ class StateStore(ABC):
 
     def retrieved_texts(self, user_id: str, doc_id: str) -> list[RetrievedText]:
         """The texts kept for saving the document, in the order in which they were first seen."""
-        return [decode_text(payload) for payload in self._read_texts(self._user_key(user_id), self._doc_key(doc_id))]
+        user_key, doc_key = self._user_key(user_id), self._doc_key(doc_id)
+        return [decode_text(payload, user_key, doc_key) for payload in self._read_texts(user_key, doc_key)]
 
     def forget_user(self, user_id: str) -> ForgottenUser:
         """Remove every trace of the user from this store, chunks beside the state included, and count it."""
@@ -431,6 +527,17 @@ class StateStore(ABC):
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # Two stores of one user's memory would be two memories: a copy of what holds a store shares it.
         return self
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __getstate__(self) -> object:
+        # Not `__reduce__`: a store that can travel says how by either method.
+        msg = (
+            f"a {type(self).__name__} can't be pickled: what it holds lives in this process. Make a store in each, "
+            "or give SQLiteStateStore or SQLStateStore a URL: such a store opens its database anew where it arrives."
+        )
+        raise StorageError(msg)
 
     # -- lifetime --------------------------------------------------------------------------------
 
@@ -512,8 +619,8 @@ class StateStore(ABC):
         """Payloads of retrieved texts, oldest first."""
 
     @abstractmethod
-    def _active_users(self) -> Iterable[str]:
-        """The ids (not keys) of users with a saved document, in any order."""
+    def _active_users(self) -> Iterable[str | UnreadableUser]:
+        """The ids (not keys) of users with a saved document, in any order; the key of one whose id can't be read."""
 
     @abstractmethod
     def _users_with(self, doc_key: str) -> Iterable[str]:
@@ -530,3 +637,63 @@ class StateStore(ABC):
     @abstractmethod
     def _swap_note(self, name: str, expected: str | None, text: str) -> bool:
         """Store `text` if the stored one still is `expected` (`None`: there is none); tells whether it did."""
+
+
+class UnreadableUser(NamedTuple):
+    """A user whose id can't be read back."""
+
+    key: str
+    """The stored key."""
+    error: CorruptDataError
+
+
+class _Request(ChangeRequest):
+    """A change that may do without some of its documents: `spare` are their keys."""
+
+    def __init__(self, keys: Sequence[str], decide: Callable[[UserView], UserChange], spare: frozenset[str]) -> None:
+        super().__init__(keys, decide)
+        self.spare = spare
+
+
+class _Page(NamedTuple):
+    """Documents that were read together, each decoded for itself."""
+
+    clocks: Clocks
+    read: dict[str, tuple[StoredDocument, UserDocRecord]]
+    """By stored key."""
+    unreadable: list[tuple[StoredDocument, CorruptDataError]]
+
+    @classmethod
+    def of(cls, stored: Iterable[StoredDocument], clocks: Clocks, user_key: str) -> _Page:
+        page = cls(clocks, {}, [])
+        for item in stored:
+            try:
+                page.read[item.key] = item, decode_record(item, clocks, user_key)
+            except CorruptDataError as error:
+                page.unreadable.append((item, error))
+        return page
+
+
+def _stand_in(stored: StoredDocument, user_id: str, doc_id: str) -> UserDocRecord:
+    """What is known of a record that can't be read back: its state, which is what the user's counters count."""
+    try:
+        state = DocumentState(stored.state)
+    except ValueError:
+        state = DocumentState.DEMOTED
+    record = UserDocRecord(user_id, doc_id, doc_id, "", user_state=state)
+    # Readings that no record has: whatever takes its place differs from it in where a store finds it.
+    return record.changed(queries_missed=-1, cache_miss_streak=-1)
+
+
+def read_user_id(user_key: str, payload: str | bytes) -> str | UnreadableUser:
+    """The user id of a payload, or what is known instead when it can't be read back."""
+    try:
+        return decode_id(payload)
+    except CorruptDataError as error:
+        return UnreadableUser(user_key, error)
+
+
+def _id_of(key: str) -> str:
+    """The id that a stored key was made of; the key itself where that is a hash."""
+    made_of = unquote(key, errors="surrogatepass")
+    return made_of if storage_key(made_of) == key else key

@@ -6,10 +6,10 @@ along. So many threads that ask for one user cost one transaction after the othe
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 
+from rag_wiki.forks import in_each_process
 from rag_wiki.storage.records import UserChange, UserView
 
 __all__ = ["ChangeLanes", "ChangeRequest", "RuleError"]
@@ -78,7 +78,9 @@ class ChangeLanes:
     """Lets changes of a user in one process follow each other, and takes along those that wait."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
+        in_each_process(self._make_lanes)
+
+    def _make_lanes(self) -> None:
         self._lanes = [_Lane() for _ in range(_LANES)]
 
     def run(self, user_key: str, request: ChangeRequest, carry_out: Callable[[Sequence[ChangeRequest]], None]) -> None:
@@ -109,7 +111,4 @@ class ChangeLanes:
             carry_out(requests)
 
     def _lane(self, user_key: str) -> _Lane:
-        if self._process != os.getpid():
-            # A fork may have copied locks that a thread of the parent held.
-            self.__init__()  # type: ignore[misc]  # made anew, by its one maker
         return self._lanes[hash(user_key) % _LANES]

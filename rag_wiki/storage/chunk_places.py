@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
+import stat
 import struct
 import tempfile
 import threading
 import time
+import uuid
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from rag_wiki.clock import as_utc
 from rag_wiki.errors import CorruptDataError
+from rag_wiki.forks import in_each_process
 from rag_wiki.storage.chunk_store import (
     CRASHED_AFTER_NS,
     ChunkHits,
     ChunkPlace,
     StoredCopy,
+    copy_time,
     count_chunks,
     owners_of,
     without_texts,
@@ -34,14 +40,19 @@ from rag_wiki.storage.chunk_store import (
 
 __all__ = ["DiskPlace", "DocumentFolder", "MemoryPlace", "PendingFile"]
 
+logger = logging.getLogger("rag_wiki")
+
 
 class MemoryPlace(ChunkPlace):
     """Chunks in this process; gone with it. Safe for any number of threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        in_each_process(self._make_lock)
         self._copies: dict[str, dict[str, dict[str, StoredCopy]]] = {}
         self._hits: dict[tuple[str, str, str], dict[int, ChunkHits]] = defaultdict(dict)
+
+    def _make_lock(self) -> None:
+        self._lock = threading.RLock()
 
     def write(self, user_id: str, doc_id: str, copy: StoredCopy) -> None:
         """Keep a copy."""
@@ -110,16 +121,26 @@ _LONGEST_HITS_FILE = 64 * 1024
 
 
 class DiskPlace(ChunkPlace):
-    """Chunks in a folder: a file per copy, and a small one beside it for its hits.
+    """Chunks in a folder: a file per copy, and beside it a small one from each process that counts hits of it.
 
     Names are hashes of the ids, so no id can name a file outside the folder, and ids that differ only in
     case stay apart on any file system. A file is written aside and renamed: readers see all of it or
     nothing. Nothing is unpickled.
+
+    Only the process that a file of hits is named for adds to it and sums it up, so nobody waits for anybody. Those
+    of processes that are gone, `tidy` makes one of.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        in_each_process(self._begin)
+
+    def _begin(self) -> None:
+        in_each_process(self._make_lock)
+
+    def _make_lock(self) -> None:
         self._lock = threading.Lock()
+        self._writer = uuid.uuid4().hex[:12]
 
     def write(self, user_id: str, doc_id: str, copy: StoredCopy) -> None:
         """Keep a copy."""
@@ -137,7 +158,10 @@ class DiskPlace(ChunkPlace):
         """The copy, or `None`."""
         path = self._path(user_id, doc_id, copy_id)
         try:
-            with path.open("rb") as file:
+            opened = _open(path)
+            if opened is None:
+                return None
+            with os.fdopen(opened, "rb") as file:
                 head = file.read(len(_MAGIC) + _LENGTHS.size)
                 if len(head) != len(_MAGIC) + _LENGTHS.size or not head.startswith(_MAGIC):
                     raise _torn(path)
@@ -153,11 +177,8 @@ class DiskPlace(ChunkPlace):
                 else:
                     file.seek(sizes[1], os.SEEK_CUR)
                 vector_bytes = file.read(sizes[2]) if vectors else None
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
             return StoredCopy(copy_id, header.decode(), text_bytes.decode() if texts else None, vector_bytes)
-        except UnicodeDecodeError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise _torn(path) from error
 
     def list_copies(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, list[str]]:
@@ -172,21 +193,28 @@ class DiskPlace(ChunkPlace):
     def owners(self) -> list[str]:
         """The users with a copy, by what their copies say."""
         # One that can be read is enough for each folder.
-        folders = (_named_files(folder, "chunks") for folder in self.root.glob("*/chunks"))
+        folders = (_named_files(folder, "chunks") for folder in _listed(self.root, "*/chunks"))
         return owners_of(header for files in folders for header in islice(filter(None, map(_header, files)), 1))
 
     def purge(self, doc_id: str) -> int:
         """Remove all copies of a document, of all users, and their hits."""
         gone = 0
         with self._lock:
-            for path in self.root.glob(f"*/chunks/{_digest(doc_id)}.*"):
-                path.unlink(missing_ok=True)
+            for path in _of_everybody(self.root, "chunks", f"{_digest(doc_id)}.*"):
+                _remove(path)
+                _remove_empty(path.parent)
                 gone += path.suffix == ".chunks"
         return gone
 
-    def tidy(self, user_id: str) -> None:
-        """Remove what a crash left half written."""
-        _remove_leftovers(self._folder(user_id))
+    def tidy(self, user_id: str | None = None) -> None:
+        """Remove what a crash left half written, and sum up the hits that processes left behind."""
+        folders = _listed(self.root, f"{_EVERYBODYS}/chunks") if user_id is None else [self._folder(user_id)]
+        for folder in folders:
+            for (digest, copy_id), paths in _hits_by_copy(folder).items():
+                if len(paths) > 1:
+                    with self._lock:
+                        _make_few(paths, folder / f"{digest}.{copy_id}.chunks")
+        _tidy(folders)
 
     def delete(self, user_id: str, doc_id: str, copy_ids: Collection[str] | None = None) -> int:
         """Remove copies and their hits."""
@@ -195,9 +223,9 @@ class DiskPlace(ChunkPlace):
             for kind in ("chunks", "hits"):
                 for copy_id, path in self._files(user_id, doc_id, kind):
                     if copy_ids is None or copy_id in copy_ids:
-                        path.unlink(missing_ok=True)
+                        _remove(path)
                         gone += kind == "chunks"
-        _remove_leftovers(self._folder(user_id))
+        _tidy([self._folder(user_id)])
         return gone
 
     def delete_user(self, user_id: str) -> int:
@@ -216,7 +244,7 @@ class DiskPlace(ChunkPlace):
     ) -> None:
         """Count hits of each chunk: a few bytes are appended, nothing is rewritten."""
         path = self._path(user_id, doc_id, copy_id)
-        hits, moment = path.with_suffix(".hits"), as_utc(now).isoformat()
+        hits, moment = path.with_suffix(f".{self._writer}.hits"), as_utc(now).isoformat()
         lines = "".join([f"{index} {count} {moment}\n" for index in indices]).encode("ascii")
         with self._lock:
             size = _append(hits, lines)
@@ -228,12 +256,31 @@ class DiskPlace(ChunkPlace):
                 if not path.exists():
                     hits.unlink(missing_ok=True)
             if size is not None and size > _LONGEST_HITS_FILE:
-                counted = [f"{index} {hit.count} {hit.last.isoformat()}\n" for index, hit in _read_hits(hits).items()]
-                write_aside(hits, "".join(counted).encode("ascii"))
+                write_aside(hits, _encode_hits(_sum_hits(_read_hits([hits]))))
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""
-        return _read_hits(self._path(user_id, doc_id, copy_id).with_suffix(".hits"))
+        return self._hits(user_id, doc_id, copy_id, None)
+
+    def _hits(self, user_id: str, doc_id: str, copy_id: str, listed: Sequence[Path] | None) -> dict[int, ChunkHits]:
+        """The hits of a copy, whose files may be listed already."""
+        for _ in range(_MOST_ATTEMPTS):
+            if listed is None:
+                listed = [path for own, path in self._files(user_id, doc_id, "hits") if own == copy_id]
+            files = _read_hits(listed)
+            if len(files) == len(listed):
+                break
+            # One is gone: another one that was not there yet may hold its sums.
+            listed = None
+        return _sum_hits(files)
+
+    def hit_counts(self, user_id: str, wanted: Iterable[tuple[str, str]]) -> dict[str, int]:
+        """How many chunks of each copy ever answered: the folder is read once."""
+        files = _hits_by_copy(self._folder(user_id))
+        return {
+            doc_id: len(self._hits(user_id, doc_id, copy_id, files.get((_digest(doc_id), copy_id), ())))
+            for doc_id, copy_id in wanted
+        }
 
     def _folder(self, user_id: str) -> Path:
         return user_folder(self.root, user_id) / "chunks"
@@ -254,16 +301,24 @@ class PendingFile:
     temporary: Path
     path: Path
     replaces: list[Path]
+    holds: tuple[str, str, str | None]
+    """Title, text, and the id of the copy that the text is of."""
 
     def finish(self) -> None:
-        """Put it in its place."""
+        """Put it in its place; the time that it bears there is that of its copy, so that `times` tells of which."""
+        copy_id = self.holds[2]
+        time_ns = None if copy_id is None else copy_time(copy_id)
+        if time_ns is not None:
+            # Where a file system refuses, a sweep writes the file once more.
+            with contextlib.suppress(OSError, OverflowError):
+                os.utime(self.temporary, ns=(time_ns, time_ns))
         put_in_place(self.temporary, self.path)
         for old in self.replaces:
-            old.unlink(missing_ok=True)
+            _remove(old)
 
     def abandon(self) -> None:
         """Leave nothing of it."""
-        self.temporary.unlink(missing_ok=True)
+        _abandon(self.temporary)
 
 
 class DocumentFolder:
@@ -272,7 +327,7 @@ class DocumentFolder:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    def prepare(self, user_id: str, doc_id: str, title: str, content: str) -> PendingFile:
+    def prepare(self, user_id: str, doc_id: str, title: str, content: str, copy_id: str | None = None) -> PendingFile:
         """Write the text aside.
 
         That is what can fail (a full disk, a missing permission), so it comes before a save is decided;
@@ -281,44 +336,51 @@ class DocumentFolder:
         path = self._folder(user_id) / f"{readable_name(title, doc_id)}.md"
         temporary = write_temporary(path.parent, content.encode("utf-8", "surrogatepass"))
         # The title may have changed since the last save.
-        return PendingFile(temporary, path, [old for old in self._files(user_id, doc_id) if old != path])
+        replaces = [old for old in self._files(user_id, doc_id) if old != path]
+        return PendingFile(temporary, path, replaces, (title, content, copy_id))
 
     def delete(self, user_id: str, doc_id: str) -> int:
         """Remove the document's file; returns how many went."""
         files = self._files(user_id, doc_id)
         for path in files:
-            path.unlink(missing_ok=True)
-        _remove_leftovers(self._folder(user_id))
+            _remove(path)
+        self.tidy(user_id)
         return len(files)
 
     def purge(self, doc_id: str) -> int:
         """Remove the document's file of every user; returns how many went."""
-        files = list(self.root.glob(f"*/documents/*-{_digest(doc_id)[:24]}.md"))
+        files = _of_everybody(self.root, "documents", f"*-{_digest(doc_id)[:24]}.md")
         for path in files:
-            path.unlink(missing_ok=True)
+            _remove(path)
+            _remove_empty(path.parent)
         return len(files)
 
-    def tidy(self, user_id: str) -> None:
-        """Remove what a crash left half written."""
-        _remove_leftovers(self._folder(user_id))
+    def tidy(self, user_id: str | None = None) -> None:
+        """Remove what a crash left half written, of a user or of everybody."""
+        _tidy(_listed(self.root, f"{_EVERYBODYS}/documents") if user_id is None else [self._folder(user_id)])
 
-    def present(self, user_id: str, doc_ids: Iterable[str]) -> set[str]:
-        """Those of many documents that have a file."""
-        folder = self._folder(user_id)
-        found = {path.stem[-24:] for path in folder.glob("*.md")} if folder.is_dir() else set()
-        return {doc_id for doc_id in doc_ids if _digest(doc_id)[:24] in found}
+    def times(self, user_id: str, doc_ids: Iterable[str]) -> dict[str, int | None]:
+        """Those of many documents that have a file, each with the time that the file bears, in nanoseconds.
+
+        `None` where something else lies there, or more than one file.
+        """
+        folder, found = self._folder(user_id), defaultdict[str, list[Path]](list)
+        for path in _listed(folder, "*.md"):
+            found[path.stem[-24:]].append(path)
+        digests = {doc_id: _digest(doc_id)[:24] for doc_id in doc_ids}
+        return {doc_id: _time_of(found[digest]) for doc_id, digest in digests.items() if digest in found}
 
     def delete_user(self, user_id: str) -> int:
         """Remove all of the user's files; returns how many went."""
         folder = self._folder(user_id)
-        files = len(list(folder.glob("*.md"))) if folder.is_dir() else 0
+        files = len(_listed(folder, "*.md"))
         _remove_folder(folder)
         return files
 
     def count(self, user_id: str) -> int:
         """How many files the user has."""
         folder = self._folder(user_id)
-        return len(list(folder.glob("*.md"))) if folder.is_dir() else 0
+        return len(_listed(folder, "*.md"))
 
     def _folder(self, user_id: str) -> Path:
         return user_folder(self.root, user_id) / "documents"
@@ -326,7 +388,7 @@ class DocumentFolder:
     def _files(self, user_id: str, doc_id: str) -> list[Path]:
         # The title may have changed since; the hash of the id has not.
         folder = self._folder(user_id)
-        return sorted(folder.glob(f"*-{_digest(doc_id)[:24]}.md")) if folder.is_dir() else []
+        return sorted(_listed(folder, f"*-{_digest(doc_id)[:24]}.md"))
 
 
 def _digest(text: str) -> str:
@@ -353,46 +415,108 @@ def write_aside(path: Path, content: bytes) -> None:
 def put_in_place(temporary: Path, path: Path) -> None:
     """Rename a file that was written aside; nothing is left of it when that fails."""
     try:
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError:
+            # A folder is the one thing that a file does not take the place of.
+            if not path.is_dir():
+                raise
+            _remove(path)
+            temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _abandon(temporary)
         raise
 
 
 _PASSING = ".writing-"
+_MOST_ATTEMPTS = 10
+_EVERYBODYS = "*-" + "[0-9a-f]" * 24
+"""The folders of all users; others below the root are not ours."""
 
 
 def write_temporary(folder: Path, content: bytes) -> Path:
     """Write a file under a passing name; nothing is left of it when that fails."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=_PASSING, dir=folder)
+    handle, name = _make_temporary(folder)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        _abandon(Path(name))
         raise
     return Path(name)
 
 
-def _remove_leftovers(folder: Path) -> None:
+def _make_temporary(folder: Path) -> tuple[int, str]:
+    attempts = 0
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return tempfile.mkstemp(prefix=_PASSING, dir=folder)
+        except (FileNotFoundError, FileExistsError):
+            # Whoever finds the folder empty removes it, perhaps just before this file is in it, or just after it is
+            # found to be there.
+            attempts += 1
+            if attempts == _MOST_ATTEMPTS:
+                raise
+
+
+def _abandon(temporary: Path) -> None:
+    """Leave nothing of a file that was written aside, nor of folders that were made for it alone."""
+    temporary.unlink(missing_ok=True)
+    _remove_empty(temporary.parent)
+
+
+def _tidy(folders: Iterable[Path]) -> None:
     """Remove files that a crash left under their passing name: whose text they hold, nobody can tell."""
-    for path in folder.glob(f"{_PASSING}*") if folder.is_dir() else ():
-        # Another process may be as tidy at this very moment.
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime_ns < time.time_ns() - CRASHED_AFTER_NS:
-                path.unlink()
+    for folder in list(folders):
+        for path in _listed(folder, f"{_PASSING}*"):
+            try:
+                if path.lstat().st_mtime_ns < time.time_ns() - CRASHED_AFTER_NS:
+                    _remove(path)
+            except FileNotFoundError:
+                # Another process is as tidy at this very moment.
+                continue
+            except OSError as error:
+                # The next sweep tries again; other users' folders must not wait for this one.
+                logger.warning("%s, left over from a crash, can't be removed: %s", path, error)
+        _remove_empty(folder)
+
+
+def _remove(path: Path) -> None:
+    """Remove whatever lies there: a link itself, a folder of that very name with all that is in it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if path.is_symlink() or not path.is_dir():
+            raise
+        shutil.rmtree(path)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a user's folder of one kind, and the user's folder, where nothing is in them: they bear a user's name."""
+    for each in (folder, folder.parent):
+        # Not there, or with files in it, be they somebody else's: all are fine.
+        with contextlib.suppress(OSError):
+            each.rmdir()
 
 
 def _remove_folder(folder: Path) -> None:
     """Remove a user's folder of one kind, and the user's folder when nothing else is in it."""
     if folder.is_dir():
         shutil.rmtree(folder)
-    # Not there, or with somebody else's files in it: both are fine.
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
+    _remove_empty(folder)
+
+
+def _time_of(paths: Sequence[Path]) -> int | None:
+    if len(paths) != 1:
+        return None
+    try:
+        found = paths[0].lstat()
+    except OSError:
+        return None
+    return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
 
 
 def _torn(path: Path) -> CorruptDataError:
@@ -401,11 +525,32 @@ def _torn(path: Path) -> CorruptDataError:
     )
 
 
+_GUARDED = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+def _open(path: Path, flags: int = os.O_RDONLY) -> int | None:
+    """Open a file of ours; `None` when it is not there. All that is read or added to is opened here.
+
+    Whatever else lies there is not waited for, as a pipe would have us do, and not followed, as a link would.
+
+    Raises:
+        CorruptDataError: It is something else than a file.
+        OSError: It can't be opened, as a link can't.
+    """
+    try:
+        file = os.open(path, flags | _GUARDED, 0o600)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise _torn(path)
+
+
 def _append(path: Path, content: bytes, flags: int = 0) -> int | None:
     """Add to the end of a file; its size then, or `None` when it is not there."""
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0) | flags, 0o600)
-    except FileNotFoundError:
+    file = _open(path, os.O_WRONLY | os.O_APPEND | flags)
+    if file is None:
         return None
     try:
         os.write(file, content)
@@ -414,41 +559,170 @@ def _append(path: Path, content: bytes, flags: int = 0) -> int | None:
         os.close(file)
 
 
-def _read_hits(path: Path) -> dict[int, ChunkHits]:
-    try:
-        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    counted: dict[int, ChunkHits] = {}
-    for line in lines:
-        parts = line.split(" ")
-        # A line that a crash cut short is a hit lost, not a reason to lose the others.
+_CLOSED = "x"
+"""What the name of a writer begins with that adds nothing any more; others are hexadecimal."""
+_IN_PLACE_OF = "="
+"""What the first line begins with of a file that sums up others; their writers follow."""
+
+
+class _HitsFile(NamedTuple):
+    """A file of hits, read."""
+
+    writer: str
+    """Who adds to it, as its name says."""
+    lines: list[str]
+
+    @property
+    def in_place_of(self) -> list[str]:
+        """The writers of the files that it sums up: those count no more, should they still be there."""
+        first = self.lines[0].split(" ") if self.lines else [""]
+        return first[1:] if first[0] == _IN_PLACE_OF else []
+
+
+def _writer_of(path: Path) -> str:
+    return path.name.split(".")[2]
+
+
+def _read_hits_file(path: Path) -> _HitsFile | None:
+    """The file, or `None` when it is not there."""
+    opened = _open(path)
+    if opened is None:
+        return None
+    with os.fdopen(opened, encoding="ascii", errors="replace") as file:
+        return _HitsFile(_writer_of(path), file.read().splitlines())
+
+
+def _read_hits(paths: Iterable[Path]) -> list[_HitsFile]:
+    """Those of the files that are there."""
+    found = []
+    for path in paths:
         try:
-            index, count, last = int(parts[0]), int(parts[1]), as_utc(datetime.fromisoformat(parts[2]))
-        except (IndexError, ValueError):
+            file = _read_hits_file(path)
+        except (OSError, CorruptDataError) as error:
+            # Hits tell how much a copy is used; whatever became of them, the copy is as good as before.
+            logger.warning("the hits of %s can't be read and count for nothing: %r", path.name, error)
+            file = _HitsFile(_writer_of(path), [])
+        if file is not None:
+            found.append(file)
+    return found
+
+
+def _sum_hits(files: Sequence[_HitsFile]) -> dict[int, ChunkHits]:
+    replaced = {writer for file in files for writer in file.in_place_of}
+    total: dict[int, ChunkHits] = {}
+    for file in files:
+        if file.writer in replaced:
             continue
-        before = counted[index].count if index in counted else 0
-        counted[index] = ChunkHits(before + count, last)
-    return counted
+        counted: dict[int, ChunkHits] = {}
+        for line in file.lines:
+            parts = line.split(" ")
+            # A line that a crash cut short is a hit lost, not a reason to lose the others.
+            try:
+                index, count, last = int(parts[0]), int(parts[1]), as_utc(datetime.fromisoformat(parts[2]))
+            except (IndexError, ValueError):
+                continue
+            counted[index] = ChunkHits((counted[index].count if index in counted else 0) + count, last)
+        for index, hits in counted.items():
+            other = total.get(index)
+            total[index] = hits if other is None else ChunkHits(other.count + hits.count, max(other.last, hits.last))
+    return total
+
+
+def _encode_hits(hits: Mapping[int, ChunkHits]) -> bytes:
+    return "".join([f"{index} {hit.count} {hit.last.isoformat()}\n" for index, hit in hits.items()]).encode("ascii")
+
+
+def _hits_by_copy(folder: Path) -> dict[tuple[str, str], list[Path]]:
+    """All files of hits, by the hash of the document and the id of the copy."""
+    found = defaultdict[tuple[str, str], list[Path]](list)
+    for digest, copy_id, path in _named_files(folder, "hits"):
+        found[digest, copy_id].append(path)
+    return found
+
+
+def _make_few(paths: Sequence[Path], chunks: Path) -> None:
+    """Make one of the files of hits of a copy that were closed long ago, and close those long not added to.
+
+    To close a file is to rename it: its writer, should it still be there, begins another. Whoever had the file open
+    at that moment has time enough until it is summed up.
+    """
+    made: list[Path] = []
+    try:
+        files = {path: file for path in paths if (file := _read_hits_file(path)) is not None}
+        replaced = {writer for file in files.values() for writer in file.in_place_of}
+        for path in [path for path, file in files.items() if file.writer in replaced]:
+            # A crash left it.
+            path.unlink(missing_ok=True)
+            del files[path]
+        old = [path for path in files if path.lstat().st_mtime_ns < time.time_ns() - CRASHED_AFTER_NS]
+        closed = [path for path in old if files[path].writer.startswith(_CLOSED)]
+        made.extend(_close(path) for path in old if path not in closed)
+        if len(closed) > 1:
+            # Under new names they are ours: whoever is as tidy at this moment does not find them, or not old.
+            made.extend(map(_close, closed))
+            ours = made[-len(closed) :]
+            counted = _sum_hits([file for path in ours if (file := _read_hits_file(path)) is not None])
+            first = " ".join([_IN_PLACE_OF, *map(_writer_of, ours)])
+            made.append(_closed_name(chunks))
+            write_aside(made[-1], first.encode("ascii") + b"\n" + _encode_hits(counted))
+            for path in ours:
+                path.unlink(missing_ok=True)
+    except (OSError, CorruptDataError) as error:
+        logger.warning("hits beside %s are not summed up this time: %r", chunks.name, error)
+    finally:
+        if not chunks.exists():
+            # It was removed meanwhile; hits without it would be left over for good.
+            for path in made:
+                path.unlink(missing_ok=True)
+
+
+def _close(path: Path) -> Path:
+    """Rename a file of hits so that nobody adds to it any more. It is made young before: nobody finds it old then."""
+    renamed = _closed_name(path)
+    os.utime(path)
+    path.rename(renamed)
+    return renamed
+
+
+def _closed_name(path: Path) -> Path:
+    """A new name for a closed file of hits, beside another file of the copy."""
+    digest, copy_id, *_ = path.name.split(".")
+    return path.with_name(f"{digest}.{copy_id}.{_CLOSED}{uuid.uuid4().hex[:12]}.hits")
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    """What of a pattern lies in a folder; nothing where the folder is not there, or goes meanwhile."""
+    try:
+        return list(folder.glob(pattern))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _of_everybody(root: Path, kind: str, pattern: str) -> list[Path]:
+    """What of a pattern lies in the folders of a kind, of all users."""
+    return [path for folder in _listed(root, f"*/{kind}") for path in _listed(folder, pattern)]
 
 
 def _named_files(folder: Path, kind: str, digest: str = "*") -> list[tuple[str, str, Path]]:
     """The files of a kind, each with the hash of its document and the id of its copy; others there are not ours."""
     found = []
-    for path in folder.glob(f"{digest}.*.{kind}") if folder.is_dir() else ():
+    for path in _listed(folder, f"{digest}.*.{kind}"):
         own, copy_id, *more = path.name.split(".")
-        if copy_id.isalnum() and len(more) == 1:
+        named = len(more) == 1 or (kind == "hits" and len(more) == 2 and more[0].isalnum())
+        if copy_id.isalnum() and named:
             found.append((own, copy_id, path))
     return found
 
 
 def _header(named: tuple[str, str, Path]) -> bytes | None:
     """The header of a chunk file, as far as it can be read."""
-    path = named[2]
     try:
-        with path.open("rb") as file:
+        opened = _open(named[2])
+        if opened is None:
+            return None
+        with os.fdopen(opened, "rb") as file:
             length, *_ = _LENGTHS.unpack(file.read(len(_MAGIC) + _LENGTHS.size)[len(_MAGIC) :])
             # Read as far as the file goes: a torn one may claim any length.
-            return file.read(min(length, path.stat().st_size))
-    except (OSError, struct.error):
+            return file.read(min(length, os.fstat(opened).st_size))
+    except (OSError, struct.error, CorruptDataError):
         return None

@@ -17,31 +17,43 @@ import time
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rag_wiki.clock import as_utc, utc_now
 from rag_wiki.errors import CorruptDataError, InvalidDocumentError
-from rag_wiki.storage.codec import dump_json, load_json
-from rag_wiki.storage.records import PurgedDocument, UserDocRecord, check_doc_id, check_user_id
+from rag_wiki.forks import in_each_process
+from rag_wiki.storage.codec import UNREADABLE, dump_json, load_json
+from rag_wiki.storage.records import PurgedDocument, UserDocRecord, check_doc_id, check_user_id, join_halves
+
+if TYPE_CHECKING:
+    from rag_wiki.storage.chunk_places import PendingFile
 
 __all__ = ["ChunkCopy", "ChunkHits", "ChunkPlace", "ChunkStore", "StoredCopy", "count_chunks", "new_copy_id"]
 
 Vectors: TypeAlias = NDArray[np.float32]
 
-CRASHED_AFTER_NS = 3600 * 10**9
+CRASHED_AFTER_NS = 24 * 3600 * 10**9
 """A copy this old that no record names, or a file this old that is not in its place, is left over from a crash."""
 
 
 def new_copy_id() -> str:
     """An id for a new copy: unique, and later ones sort after earlier ones."""
     return f"{time.time_ns():016x}{uuid.uuid4().hex[:12]}"
+
+
+def copy_time(copy_id: str) -> int | None:
+    """When a copy was begun, in nanoseconds; `None` where `new_copy_id` did not make its id."""
+    try:
+        return int(copy_id[:16], 16)
+    except ValueError:
+        return None
 
 
 def _crashed_before() -> str:
@@ -130,15 +142,20 @@ def decode_copy(user_id: str, doc_id: str, stored: StoredCopy) -> ChunkCopy:
     header = load_json(stored.header, what)
     try:
         owner = header["user_id"], header["doc_id"], header["copy_id"]
-        if owner != (user_id, doc_id, stored.copy_id):
+        if owner != (join_halves(user_id), join_halves(doc_id), stored.copy_id):
             msg = f"stored {what} is in a foreign place: it is a copy of document {owner[1]!r}; refresh the document"
             raise CorruptDataError(msg)
-        indices = tuple(int(index) for index in header["indices"])
+        _check_header(header)
+        indices = tuple(header["indices"])
         if stored.texts is not None and zlib.crc32(stored.texts.encode()) != header["texts_crc"]:
             msg = f"stored {what} has torn texts; refresh the document to save it anew"
             raise CorruptDataError(msg)
         if stored.vectors is not None and zlib.crc32(stored.vectors) != header["vectors_crc"]:
             msg = f"stored {what} has torn vectors; refresh the document to save it anew"
+            raise CorruptDataError(msg)
+        texts = None if stored.texts is None else tuple(json.loads(stored.texts))
+        if texts is not None and (len(texts) != len(indices) or {*map(type, texts)} != {str}):
+            msg = f"stored {what} has other texts than chunks; refresh the document to save it anew"
             raise CorruptDataError(msg)
         vectors: Vectors | None = None
         if stored.vectors is not None and header["width"]:
@@ -146,16 +163,36 @@ def decode_copy(user_id: str, doc_id: str, stored: StoredCopy) -> ChunkCopy:
         return ChunkCopy(
             copy_id=stored.copy_id,
             indices=indices,
-            texts=None if stored.texts is None else tuple(json.loads(stored.texts)),
+            texts=texts,
             vectors=vectors,
             sections=tuple(header["sections"]),
             embedding=header["embedding"],
             metadata=header["metadata"],
             without_vector=tuple(header["without_vector"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         msg = f"stored {what} can't be read back: {error!r}; refresh the document to save it anew"
         raise CorruptDataError(msg) from error
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    """Raise `TypeError` or `ValueError` for fields that no copy has: whoever reads it relies on them."""
+    kinds: list[tuple[str, set[type], set[type]]] = [
+        ("indices", {*map(type, header["indices"])}, {int}),
+        ("sections", {*map(type, header["sections"])}, {str, type(None)}),
+        ("without_vector", {*map(type, header["without_vector"])}, {int}),
+        ("embedding", {type(header["embedding"])}, {str}),
+        ("metadata", {type(header["metadata"])}, {dict}),
+        ("width", {type(header["width"])}, {int}),
+    ]
+    wrong = [name for name, found, right in kinds if not found <= right]
+    if wrong:
+        msg = f"wrong types in {', '.join(wrong)}"
+        raise TypeError(msg)
+    chunks = len(header["indices"])
+    if not chunks or not all(0 <= position < chunks for position in header["without_vector"]):
+        msg = f"{chunks} chunks, of which {header['without_vector']} have no vector"
+        raise ValueError(msg)
 
 
 def count_chunks(header: str | bytes) -> int:
@@ -239,8 +276,8 @@ class ChunkPlace(ABC):
         copies = {doc_id: self.copies(user_id, doc_id) for doc_id in doc_ids}
         return {doc_id: own for doc_id, own in copies.items() if own}
 
-    def tidy(self, user_id: str) -> None:  # noqa: B027 - nothing half written is left where a write is one step
-        """Remove what a crash left half written."""
+    def tidy(self, user_id: str | None = None) -> None:  # noqa: B027 - nothing is left where a write is one step
+        """Remove what a crash left half written, of a user or of everybody; whose it was need not be known."""
 
     def close(self) -> None:  # noqa: B027 - a place without connections has nothing to close
         """Close what this place opened itself."""
@@ -267,6 +304,9 @@ class ChunkStore:
             place = MemoryPlace() if wiki_save_dir is None else DiskPlace(wiki_save_dir)
         self.place: ChunkPlace = place
         self.documents = None if wiki_save_dir is None else DocumentFolder(wiki_save_dir)
+        in_each_process(self._make_lock)
+
+    def _make_lock(self) -> None:
         self._merging = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, object]) -> ChunkStore:
@@ -332,29 +372,47 @@ class ChunkStore:
         for doc_id, copies in self.place.list_copies(user_id, named).items():
             removable = [copy_id for copy_id in copies if copy_id != named[doc_id] and copy_id < old]
             gone += self.place.delete(user_id, doc_id, removable) if removable else 0
+        self.tidy(user_id)
+        return gone
+
+    def tidy(self, user_id: str | None = None) -> None:
+        """Remove files that a crash left half written, of a user or of everybody."""
         self.place.tidy(user_id)
         if self.documents is not None:
             self.documents.tidy(user_id)
-        return gone
 
     def unsettled(self, user_id: str, records: Sequence[UserDocRecord]) -> list[str]:
-        """The documents whose readable copy is there although they are not saved, or is not although they are."""
+        """The documents whose readable copy does not fit their record: it is of another copy, missing, or too much."""
         if self.documents is None:
             return []
-        present = self.documents.present(user_id, [record.doc_id for record in records])
-        return [record.doc_id for record in records if record.saved is not (record.doc_id in present)]
+        times = self.documents.times(user_id, [record.doc_id for record in records])
+        return [record.doc_id for record in records if not _is_settled(record, times)]
 
-    def settle(self, user_id: str, doc_id: str, record: UserDocRecord | None) -> None:
-        """Bring the readable copy in line with the record as it is now; called after a change, by whoever made it.
+    def settle(
+        self, user_id: str, doc_id: str, read: Callable[[], UserDocRecord | None], ready: PendingFile | None = None
+    ) -> None:
+        """Bring the readable copy in line with the record; called after a change, by whoever made it.
 
-        Saves and removals may overlap. Whoever comes last sees the last record, and leaves the file that fits it.
+        Saves and removals may overlap, so the record is read again after each step: whoever wrote or removed the
+        file last did it by the last record.
+
+        Args:
+            user_id: Whose document.
+            doc_id: Which one.
+            read: Reads the record.
+            ready: The file for the change that was made, if it was prepared.
         """
         if self.documents is None:
             return
-        if record is None or not record.saved or record.full_content is None:
-            self.documents.delete(user_id, doc_id)
-        else:
-            self.documents.prepare(user_id, doc_id, record.doc_title or doc_id, record.full_content).finish()
+        holds = _to_read(read()) if ready is None else ready.holds
+        while True:
+            if holds is None:
+                self.documents.delete(user_id, doc_id)
+            else:
+                (ready or self.documents.prepare(user_id, doc_id, *holds)).finish()
+            ready, held, holds = None, holds, _to_read(read())
+            if holds == held:
+                return
 
     def hit_rates(self, user_id: str, wanted: Mapping[str, tuple[str, int]]) -> dict[str, float]:
         """The fraction of chunks that ever answered, by document id, for document id → (copy id, chunks)."""
@@ -476,9 +534,13 @@ class ChunkStore:
         A chunk without a vector gets a row of zeros, so that row numbers stay chunk positions.
 
         Raises:
-            ValueError: The vectors differ in width.
+            ValueError: The vectors differ in width, or one is not finite.
         """
         rows = [None if chunk.get("vector") is None else as_row(chunk["vector"]) for chunk in chunks]
+        for position, (chunk, row) in enumerate(zip(chunks, rows, strict=True)):
+            if row is not None and not np.isfinite(row).all():
+                msg = f"the vector of chunk {chunk.get('chunk_index', position)} holds NaN or infinity"
+                raise ValueError(msg)
         widths = {row.shape[0] for row in rows if row is not None}
         if not widths:
             return None
@@ -490,7 +552,10 @@ class ChunkStore:
 
     @staticmethod
     def cosine_similarity_matrix(query: ArrayLike, matrix: ArrayLike) -> Vectors:
-        """Cosine of a query (dim,) with each row of a matrix (n, dim): (n,) in [−1, 1]; zero vectors score 0."""
+        """Cosine of a query (dim,) with each row of a matrix (n, dim): (n,) in [−1, 1].
+
+        Vectors without a direction, of zeros or with NaN or infinity in them, score 0.
+        """
         cosines: Vectors = np.clip(unit_rows(matrix) @ unit_rows(np.atleast_2d(as_row(query)))[0], -1.0, 1.0)
         return cosines
 
@@ -536,6 +601,22 @@ class ChunkStore:
         self.place.delete(user_id, doc_id, [old for old in self.place.copies(user_id, doc_id) if old != copy.copy_id])
 
 
+def _to_read(record: UserDocRecord | None) -> tuple[str, str, str | None] | None:
+    """What the readable copy of a record holds: title, text and copy id; `None` when there should be none."""
+    if record is None or not record.saved or record.full_content is None:
+        return None
+    return record.doc_title or record.doc_id, record.full_content, record.copy_id
+
+
+def _is_settled(record: UserDocRecord, times: Mapping[str, int | None]) -> bool:
+    """Whether a readable copy fits its record, as far as the time that it bears can tell."""
+    if not record.saved or record.doc_id not in times:
+        return record.saved is (record.doc_id in times)
+    found, expected = times[record.doc_id], None if record.copy_id is None else copy_time(record.copy_id)
+    # File systems keep microseconds, and not all of them more.
+    return found is not None and (expected is None or found // 1000 == expected // 1000)
+
+
 def read_or_raise(stored: StoredCopy | CorruptDataError | None) -> StoredCopy | None:
     """What `read_many` found for one copy, as `read` tells it."""
     if isinstance(stored, CorruptDataError):
@@ -544,17 +625,21 @@ def read_or_raise(stored: StoredCopy | CorruptDataError | None) -> StoredCopy | 
 
 
 def as_row(vector: ArrayLike) -> Vectors:
-    """A vector of any float type as (dim,) float32."""
-    return np.asarray(vector, dtype=np.float32).reshape(-1)
+    """A vector of any float type as (dim,) float32; what that can't hold becomes infinity."""
+    with np.errstate(over="ignore"):
+        return np.asarray(vector, dtype=np.float32).reshape(-1)
 
 
 def unit_rows(matrix: ArrayLike) -> Vectors:
-    """The rows of (n, dim) at length one, float32; rows of zeros stay zero.
+    """The rows of (n, dim) at length one, float32; rows of zeros stay zero, those with NaN or infinity become so.
 
     Lengths are taken in float64: rows of length 1e−30 or 1e30 rank as unit vectors do.
     """
     rows = np.asarray(matrix, dtype=np.float32)
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    finite = np.isfinite(lengths)
+    if not finite.all():
+        rows, lengths = np.where(finite[:, None], rows, np.float32(0)), np.where(finite, lengths, 0.0)
     scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     units: Vectors = (rows * scale[:, None]).astype(np.float32)
     return units

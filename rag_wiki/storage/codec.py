@@ -25,7 +25,9 @@ import numpy as np
 
 from rag_wiki.clock import as_utc
 from rag_wiki.errors import CorruptDataError
+from rag_wiki.forks import in_each_process
 from rag_wiki.storage.records import (
+    NEW_LIFE,
     TIME_FIELDS,
     Clocks,
     DocumentEvent,
@@ -34,6 +36,7 @@ from rag_wiki.storage.records import (
     UserChange,
     UserDocRecord,
     UserView,
+    join_halves,
 )
 
 __all__ = [
@@ -59,7 +62,11 @@ __all__ = [
 
 T = TypeVar("T")
 
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading bytes that nobody wrote like that may raise: a store's own columns hold values of any type."""
+
 _MOST_FLOORS = 32
+_MOST_VALUES = 2**14
 _LONGEST_NUMBER_BITS = 4096
 LONGEST_KEY = 200
 """Longer encoded ids become a hash: databases limit the length of what they index."""
@@ -170,6 +177,7 @@ def storage_key(text: str) -> str:
     """Encode an id so that different ids never share a key: ASCII, no separator, of bounded length."""
     if _PLAIN_KEY.fullmatch(text):
         return text
+    text = join_halves(text)
     encoded = quote(text.encode("utf-8", "surrogatepass"), safe="")
     # quote() leaves `~` and `_` alone; `~` marks a hash here, so it must not begin an encoded id.
     encoded = encoded.replace("~", "%7E")
@@ -183,23 +191,35 @@ def dump_json(value: object) -> str:
     return _to_json(value)
 
 
-def plain(value: Any, floors: int = _MOST_FLOORS) -> Any:
-    """A value of any type in JSON types: what JSON has no type for, and what nests too deep, becomes text."""
+def plain(value: Any) -> Any:
+    """A value of any type in JSON types: what JSON has no type for, nests too deep or holds too much becomes text."""
+    return _plain(value, _MOST_FLOORS, [_MOST_VALUES])
+
+
+def _plain(value: Any, floors: int, left: list[int]) -> Any:
+    """`plain`, with the floors and, in a list of one, the values that may still be written: parts may be shared."""
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, (str, bool)):
+    if value is None or isinstance(value, bool):
         return value
+    # Of a class that derives from these (an enumeration, say), the value alone: that is what is read back.
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, int):
+        value = int(value)
         # Python refuses to write out the decimal digits of numbers that are longer than that.
         return value if value.bit_length() <= _LONGEST_NUMBER_BITS else hex(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, (datetime, date)):
         return value.isoformat()
-    if floors > 0 and isinstance(value, Mapping):
-        return {_as_text(name): plain(item, floors - 1) for name, item in value.items()}
-    if floors > 0 and isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item, floors - 1) for item in value]
+    if floors > 0 and isinstance(value, (Mapping, list, tuple, set, frozenset)) and len(value) <= left[0]:
+        left[0] -= len(value)
+        if isinstance(value, Mapping):
+            return {_as_text(name): _plain(item, floors - 1, left) for name, item in value.items()}
+        items = [_plain(item, floors - 1, left) for item in value]
+        # Equal sets are written alike, in whatever order they were made.
+        return sorted(items, key=dump_json) if isinstance(value, (set, frozenset)) else items
     return _as_text(value)
 
 
@@ -219,7 +239,7 @@ def load_json(payload: str | bytes, what: str) -> dict[str, Any]:
 def _parse(payload: str | bytes, what: str, kind: type[T]) -> T:
     try:
         value = json.loads(payload)
-    except ValueError as error:
+    except UNREADABLE as error:
         msg = f"stored {what} can't be read back: {error}. Delete it, or restore it from a backup."
         raise CorruptDataError(msg) from error
     if not isinstance(value, kind):
@@ -242,7 +262,7 @@ def decode_moment(payload: str, what: str) -> datetime:
     """The moment of its ISO form, aware, in UTC."""
     try:
         return as_utc(datetime.fromisoformat(payload))
-    except ValueError as error:
+    except UNREADABLE as error:
         msg = f"stored {what} can't be read back: {error}. Delete it, or restore it from a backup."
         raise CorruptDataError(msg) from error
 
@@ -252,7 +272,7 @@ def decode_user(user_id: str | bytes, *counters: str | int | None) -> StoredUser
     name = decode_id(user_id)
     try:
         return StoredUser(name, *(int(counter or 0) for counter in counters))
-    except ValueError as error:
+    except UNREADABLE as error:
         msg = f"stored counters of user {name!r} can't be read back: {error}. Delete them, or restore a backup."
         raise CorruptDataError(msg) from error
 
@@ -261,6 +281,7 @@ _DEFAULTS = {item.name: None if item.default is MISSING else item.default for it
 _ELSEWHERE = ("user_state", "full_content", "decay_score", "queries_missed", "cache_miss_streak")
 """Fields with a place of their own in `StoredDocument`, or kept as clock readings."""
 _TIMES = frozenset(TIME_FIELDS)
+_TUPLES = frozenset({"retrieved", "retrieved_seen"})
 _STORED = tuple((name, default) for name, default in _DEFAULTS.items() if name not in _ELSEWHERE)
 
 
@@ -337,8 +358,17 @@ def _is_found_as_before(item: StoredDocument, before: UserDocRecord | None, cloc
     )
 
 
-def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
-    """The record of a stored form at the given readings of the user's clocks."""
+def encode_content(user_key: str, doc_key: str, text: str) -> str:
+    """The stored form of a document's text; it says whose it is."""
+    return dump_json([user_key, doc_key, text])
+
+
+def decode_record(stored: StoredDocument, clocks: Clocks, user_key: str) -> UserDocRecord:
+    """The record of a stored form at the given readings of the user's clocks.
+
+    Raises:
+        CorruptDataError: It can't be read back, or is of another user or document than the ones asked for.
+    """
     fresh = None if isinstance(stored.payload, str) else stored.payload.fresh
     if fresh is not None and stored.content is None:
         record, seen, hit = fresh
@@ -352,23 +382,27 @@ def decode_record(stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
         seen, hit = payload.pop("seen_at"), payload.pop("hit_at")
         for name in payload.keys() & _TIMES:
             payload[name] = as_utc(datetime.fromisoformat(payload[name]))
-        if "retrieved" in payload:
-            payload["retrieved"] = tuple(payload["retrieved"])
+        for name in payload.keys() & _TUPLES:
+            payload[name] = tuple(payload[name])
         # Filled in by hand: the constructor's checks take longer than all the rest, and were made when it was written.
         record = object.__new__(UserDocRecord)
         held = record.__dict__
         held.update(_DEFAULTS)
         held.update(payload)
-        held["user_state"], held["decay_score"] = _STATES[stored.state], stored.score
+        held["user_state"], held["decay_score"] = _STATES[stored.state], float(stored.score)
         held["queries_missed"] = max(clocks.queries - seen, 0)
         held["cache_miss_streak"] = max(clocks.searches - hit, 0)
         if stored.content is not None:
-            held["full_content"] = _parse(stored.content, _record_at(stored), str)
+            *owner, held["full_content"] = _parse(stored.content, f"content of {_record_at(stored)}", list)
+            if owner != [user_key, stored.key] or not isinstance(held["full_content"], str):
+                raise _unreadable(stored, "its content is not its own")
         texts = held["user_id"], held["doc_id"], held["doc_title"], held["doc_path"]
         if len(held) != len(_DEFAULTS) or {*map(type, texts)} != {str}:
             raise _unreadable(stored, f"its fields are {', '.join(sorted(payload))}")
+        if (storage_key(held["user_id"]), storage_key(held["doc_id"])) != (user_key, stored.key):
+            raise _unreadable(stored, "it is another one, in a foreign place")
         return record
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise _unreadable(stored, repr(error)) from error
 
 
@@ -390,15 +424,18 @@ class FreshRecords:
     most = 512
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        in_each_process(self._make_lock)
         self._written: dict[tuple[str, str], StoredDocument] = {}
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def decode(self, user_key: str, stored: StoredDocument, clocks: Clocks) -> UserDocRecord:
         """`decode_record`, of the fresh one where possible."""
-        if not isinstance(stored.payload, str):
-            return decode_record(stored, clocks)
-        written = self._written.get((user_key, stored.key))
-        return decode_record(stored if written is None or not is_same_record(written, stored) else written, clocks)
+        if isinstance(stored.payload, str):
+            written = self._written.get((user_key, stored.key))
+            stored = stored if written is None or not is_same_record(written, stored) else written
+        return decode_record(stored, clocks, user_key)
 
     def keep(self, user_key: str, documents: Sequence[StoredDocument]) -> None:
         """Note what was written; what it takes the place of is fresh no more."""
@@ -444,22 +481,36 @@ def decode_event(payload: str) -> DocumentEvent:
         at = as_utc(datetime.fromisoformat(values.pop("at")))
         came_from, went_to = DocumentState(values.pop("from_state")), DocumentState(values.pop("to_state"))
         return DocumentEvent(at=at, from_state=came_from, to_state=went_to, **values)
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         msg = f"stored event can't be read back: {error!r}"
         raise CorruptDataError(msg) from error
 
 
-def encode_text(text: RetrievedText) -> str:
-    """The payload of a retrieved text."""
-    return dump_json({item.name: getattr(text, item.name) for item in fields(text)})
+def encode_text(user_key: str, text: RetrievedText) -> str:
+    """The payload of a retrieved text; it says whose it is."""
+    return dump_json({"user": user_key, **{item.name: getattr(text, item.name) for item in fields(text)}})
 
 
-def decode_text(payload: str) -> RetrievedText:
-    """The retrieved text of a payload."""
+def decode_text(payload: str, user_key: str, doc_key: str) -> RetrievedText:
+    """The retrieved text of a payload.
+
+    Raises:
+        CorruptDataError: It can't be read back, or is of another user or document than the ones asked for.
+    """
+    what = f"retrieved text of document {doc_key!r} of user {user_key!r}"
+    values = load_json(payload, what)
     try:
-        return RetrievedText(**load_json(payload, "retrieved text"))
-    except TypeError as error:
-        msg = f"stored retrieved text can't be read back: {error}"
+        owner, text = values.pop("user"), RetrievedText(**values)
+        kinds = [type(value) for value in (text.text, text.digest, text.first_seen, text.metadata, text.chunk_index)]
+        if kinds not in ([str, str, int, dict, int], [str, str, int, dict, type(None)]):
+            msg = f"stored {what} can't be read back: a field is of a wrong type. Remove the document to meet it anew."
+            raise CorruptDataError(msg)
+        if (owner, storage_key(text.doc_id)) != (user_key, doc_key):
+            msg = f"stored {what} is another one, in a foreign place. Remove the document to meet it anew."
+            raise CorruptDataError(msg)
+        return text
+    except UNREADABLE as error:
+        msg = f"stored {what} can't be read back: {error!r}. Remove the document to meet it anew."
         raise CorruptDataError(msg) from error
 
 
@@ -469,21 +520,29 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     The revision moves exactly when a fact that an index of the saved copies holds has changed, so no
     rule has to remember to say so.
     """
+    user_key = storage_key(view.user_id)
     clocks = Clocks(view.clocks.queries + change.queries, view.clocks.searches + change.searches)
     after = dict.fromkeys(change.deleted, None) | {record.doc_id: record for record in change.records}
     saved, moved = user.saved, set[str]()
     for doc_id, record in after.items():
         before = view.records.get(doc_id)
         is_saved, was_saved = record is not None and record.saved, before is not None and before.saved
+        if before is not None and (record is None or record.life == NEW_LIFE):
+            # A life ended: what began in it must be able to tell.
+            moved.add(doc_id)
         if is_saved or was_saved:
             saved += is_saved - was_saved
             if (record.index_facts if record else None) != (before.index_facts if before else None):
                 moved.add(doc_id)
-    revision, floor = _after(user.revision) if moved else user.revision, user.floor
-    if (moved and not user.revision) or any(doc_id in view.records for doc_id in change.deleted):
+    revision, floor = user.revision + 1 if moved else user.revision, user.floor
+    if (moved and not user.floor) or any(doc_id in view.records for doc_id in change.deleted):
         # The first one; or a record goes, and with it the mark of what happened to it.
         floor = revision
-    documents = [encode_record(record, clocks) for record in change.records]
+    records = [
+        record if record.life >= 0 else record.changed(life=_life_of(record, view, revision))
+        for record in change.records
+    ]
+    documents = [encode_record(record, clocks) for record in records]
     if moved:
         marks = [revision if record.doc_id in moved else None for record in change.records]
         documents = [item._replace(revised=mark) for item, mark in zip(documents, marks, strict=True)]
@@ -502,21 +561,38 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
             and _is_found_as_before(item, view.records.get(record.doc_id), view.clocks)
         },
         contents={
-            storage_key(doc_id): None if content is None else dump_json(content)
+            (key := storage_key(doc_id)): None if content is None else encode_content(user_key, key, content)
             for doc_id, content in change.contents.items()
         },
         events=[(storage_key(event.doc_id), encode_event(event)) for event in change.events],
         clear_texts=[storage_key(doc_id) for doc_id in change.clear_texts],
-        texts=[(storage_key(text.doc_id), text.digest, encode_text(text)) for text in change.texts],
+        texts=[(storage_key(text.doc_id), text.digest, encode_text(user_key, text)) for text in change.texts],
         chunk_hits=[(doc_id, copy_id, indices) for doc_id, (copy_id, indices) in change.chunk_hits.items()],
         hit_at=change.hit_at,
     )
 
 
-def _after(revision: int) -> int:
-    """The revision that follows. The first one is drawn at random.
+def _life_of(record: UserDocRecord, view: UserView, revision: int) -> int:
+    before = view.records.get(record.doc_id)
+    return revision if before is None or before.life < 0 or record.life == NEW_LIFE else before.life
+
+
+def first_revision() -> int:
+    """The revision that a user begins with, drawn at random.
 
     A user who was forgotten and comes back would otherwise count through the same numbers again, and meet
     the index of before in another worker that still holds it under one of them.
     """
-    return revision + 1 if revision else 1 + secrets.randbits(48)
+    return 1 + secrets.randbits(48)
+
+
+_MOST_REVISIONS = 2**32
+
+
+def is_same_user(before: int, now: int) -> bool:
+    """Whether a user's revision `now` can have come of the one `before`; if not, the user was forgotten in between.
+
+    Who had no revision before is nobody that could have been forgotten. That a user begins anew this near to where
+    the last life was is one chance in 65,000.
+    """
+    return not before or before <= now < before + _MOST_REVISIONS

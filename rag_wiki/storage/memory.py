@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from rag_wiki.forks import in_each_process
 from rag_wiki.storage.base import ForgottenUser, StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser
@@ -80,10 +81,13 @@ class MemoryStateStore(StateStore):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        in_each_process(self._make_lock)
         self._users: dict[str, _User] = {}
         self._notes: dict[str, str] = {}
         self._chunks = ChunkStore()
+
+    def _make_lock(self) -> None:
+        self._lock = threading.RLock()
 
     @property
     def waits(self) -> bool:  # type: ignore[override]  # a fact of the class that a subclass may change

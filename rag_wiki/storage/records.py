@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
@@ -31,6 +32,7 @@ __all__ = [
     "UserView",
     "check_doc_id",
     "check_user_id",
+    "join_halves",
 ]
 
 
@@ -61,26 +63,43 @@ COUNTING_STATES = frozenset({DocumentState.SURFACED, DocumentState.SUGGESTED})
 """The states in which fetches count towards a suggestion."""
 
 
+_TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+def join_halves(text: str) -> str:
+    """The text with each character that came as two surrogates made one, as JSON gives it back.
+
+    An id that is not written so would be stored under one name and say another.
+    """
+    if text.isascii() or _TWO_HALVES.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
 def check_user_id(user_id: object) -> str:
-    """Return `user_id`, or raise `InvalidUserError` when it names nobody."""
+    """Return `user_id` (see `join_halves`), or raise `InvalidUserError` when it names nobody."""
     if not isinstance(user_id, str):
         msg = f"user_id must be a string, got {type(user_id).__name__}: {user_id!r}"
         raise InvalidUserError(msg)
     if not user_id.strip():
         msg = f"user_id must not be blank, got {user_id!r}"
         raise InvalidUserError(msg)
-    return user_id
+    return join_halves(user_id)
 
 
 def check_doc_id(doc_id: object) -> str:
-    """Return `doc_id`, or raise `InvalidDocumentError` when it names nothing."""
+    """Return `doc_id` (see `join_halves`), or raise `InvalidDocumentError` when it names nothing."""
     if not isinstance(doc_id, str):
         msg = f"doc_id must be a string, got {type(doc_id).__name__}: {doc_id!r}"
         raise InvalidDocumentError(msg)
     if not doc_id.strip():
         msg = f"doc_id must not be blank, got {doc_id!r}"
         raise InvalidDocumentError(msg)
-    return doc_id
+    return join_halves(doc_id)
+
+
+SAME_LIFE, NEW_LIFE = -1, -2
+"""What a record says in place of its life until it is stored."""
 
 
 @dataclass
@@ -147,30 +166,57 @@ class UserDocRecord:
     """Since when the copy is known to differ from its source."""
     retrieved: tuple[str, ...] = ()
     """Digests of the retrieved texts that are kept for saving, oldest first."""
+    retrieved_seen: tuple[int, ...] = ()
+    """The user's query that showed each of them last."""
     retrieved_chars: int = 0
     """Characters of those texts."""
+    life: int = field(default=SAME_LIFE, compare=False)
+    """The user's revision when this life of the document began, with its first record or when it was last let go.
+
+    A record that says `SAME_LIFE` keeps the life of the one that it replaces. A save that began in another life
+    saves nothing.
+    """
 
     def __post_init__(self) -> None:
-        check_user_id(self.user_id)
-        check_doc_id(self.doc_id)
+        self.user_id, self.doc_id = check_user_id(self.user_id), check_doc_id(self.doc_id)
         for name, kinds in _KINDS:
             value = getattr(self, name)
             if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
-                msg = f"{name} of document {self.doc_id!r} of user {self.user_id!r} can't be {value!r}"
-                raise InvalidDocumentError(msg)
+                raise self._refused(name)
         if type(self.user_state) is not DocumentState:
-            self.user_state = DocumentState(self.user_state)
-        if type(self.retrieved) is not tuple:
-            self.retrieved = tuple(self.retrieved)
+            try:
+                self.user_state = DocumentState(self.user_state)
+            except ValueError as error:
+                raise self._refused("user_state") from error
+        for name, kind in (("retrieved", str), ("retrieved_seen", int)):
+            values = getattr(self, name)
+            if not isinstance(values, Sequence) or not {*map(type, values)} <= {kind}:
+                raise self._refused(name)
+            if type(values) is not tuple:
+                setattr(self, name, tuple(values))
         self.normalize_times()
 
     def normalize_times(self) -> None:
-        """Bring the times to UTC, also those that were set on the record since it was made."""
+        """Bring the times to UTC, also those that were set on the record since it was made.
+
+        Raises:
+            InvalidDocumentError: One is no time, or none that UTC has.
+        """
         held = self.__dict__
         for name in TIME_FIELDS:
             moment = held[name]
-            if moment is not None and moment.tzinfo is not timezone.utc:
+            if moment is None or (type(moment) is datetime and moment.tzinfo is timezone.utc):
+                continue
+            if not isinstance(moment, datetime):
+                raise self._refused(name)
+            try:
                 held[name] = as_utc(moment)
+            except OverflowError as error:
+                raise self._refused(name) from error
+
+    def _refused(self, name: str) -> InvalidDocumentError:
+        value = getattr(self, name)
+        return InvalidDocumentError(f"{name} of document {self.doc_id!r} of user {self.user_id!r} can't be {value!r}")
 
     def changed(self, **values: Any) -> Self:
         """A copy with some fields changed, for rules: the values are of the right kind, times aware UTC.
@@ -258,7 +304,7 @@ class DocumentEvent:
     decay_score: float
 
     def __str__(self) -> str:
-        step = f"{self.from_state} → {self.to_state}" if self.from_state != self.to_state else str(self.to_state)
+        step = f"{self.from_state} -> {self.to_state}" if self.from_state != self.to_state else str(self.to_state)
         scored = self.from_state in SAVED_STATES
         figures = f"count {self.fetch_count}" + (f", score {self.decay_score:.2f}" if scored else "")
         return f"{self.at:%Y-%m-%d %H:%M} {self.what:<10} {step:<22} {self.why} ({figures})"
@@ -274,6 +320,8 @@ class RetrievedText:
     chunk_index: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The caller's metadata in JSON types."""
+    first_seen: int = 0
+    """The user's query that showed it first."""
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,15 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any
 
 from rag_wiki.clock import as_utc
 from rag_wiki.errors import ConfigurationError, CorruptDataError, MissingExtraError, StorageError
-from rag_wiki.storage.base import SAVED_STATES, ForgottenUser, StateStore
+from rag_wiki.forks import in_each_process
+from rag_wiki.storage.base import SAVED_STATES, ForgottenUser, StateStore, UnreadableUser, read_user_id
 from rag_wiki.storage.change_lanes import RuleError
 from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, count_chunks, read_or_raise
 from rag_wiki.storage.codec import (
@@ -59,6 +60,7 @@ __all__ = ["RedisPlace", "RedisStateStore"]
 
 _SAVED = frozenset(state.value for state in SAVED_STATES)
 _BATCH = 500
+_ASCII = bytes(range(128)).decode()
 _MOST_USERS, _MOST_DOCUMENTS = 128, 128
 """Users, and documents of each, whose last form is remembered."""
 
@@ -133,9 +135,9 @@ def _stored_document(key: str, value: str, content: str | None = None) -> Stored
     score, _, payload = rest.partition(" ")
     try:
         return StoredDocument(key, state, payload, None, None, float(score), content)
-    except ValueError as error:
-        msg = f"stored record under the key {key!r} can't be read back: {error}. Delete it, or restore a backup."
-        raise CorruptDataError(msg) from error
+    except ValueError:
+        # Whoever decodes it says so, and not whoever reads it along with others.
+        return StoredDocument(key, state, "", content=content)
 
 
 def _document_line(item: StoredDocument, *, only_payload: bool) -> str:
@@ -231,8 +233,11 @@ class _Snapshots:
     """The last snapshot of some users, so that a query need not read what it wrote the time before."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        in_each_process(self._make_lock)
         self._by_user: OrderedDict[str, _Snapshot] = OrderedDict()
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def get(self, user_key: str) -> _Snapshot | None:
         with self._lock:
@@ -265,6 +270,7 @@ class RedisStateStore(StateStore):
         prefix: What all keys begin with.
 
     Raises:
+        ConfigurationError: Not a client, one that is awaited, or one whose encoding no script survives.
         MissingExtraError: redis-py is not installed.
     """
 
@@ -276,6 +282,12 @@ class RedisStateStore(StateStore):
             msg = "RedisStateStore takes a blocking client, redis.Redis; async calls of the retriever run it in threads"
             raise ConfigurationError(msg)
         self._client: Any = client
+        if self._client.get_encoder().encode(_ASCII) != _ASCII.encode():
+            msg = (
+                "RedisStateStore takes a client whose encoding leaves ASCII as it is, such as UTF-8, the default: "
+                "the server reads commands and scripts byte by byte"
+            )
+            raise ConfigurationError(msg)
         self._prefix = prefix
         self._read = self._client.register_script(READ)
         self._start = self._client.register_script(START)
@@ -433,19 +445,34 @@ class RedisStateStore(StateStore):
         name = "users" if user.saved else "met"
         self._client.hset(f"{self._prefix}:{name}", user_key, dump_json(user.user_id))
 
+    def _unlist_user(self, user_key: str) -> None:
+        """Take a user who was forgotten off the lists, unless they are there again."""
+        # After the commit: on a list without records is harmless, records without a place on the list are not.
+        for name in ("users", "met"):
+            self._client.hdel(f"{self._prefix}:{name}", user_key)
+        user = self._read_user(user_key)
+        if user.user_id:
+            # Both: who has saved nothing is only looked at.
+            for saved in (0, 1):
+                self._list_user(user_key, replace(user, saved=saved))
+
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
         commands = _Commands(keys)
+        # What makes room comes first: a full server refuses a script that begins with a write, and lets others end.
         for key in change.deleted:
             self._add_delete(commands, keys, key)
+        for key in change.clear_texts:
+            commands.add("DEL", keys.texts(key))
+        for key, content in change.contents.items():
+            if content is None:
+                commands.add("HDEL", keys.content, key)
         if change.documents:
             lines = [_document_line(item, only_payload=item.key in change.only_payload) for item in change.documents]
             commands.add("DOCUMENTS", keys.docs, "".join(lines))
         if change.scores:
             commands.add("SCORES", keys.docs, "".join([f"{key} {score!r}\n" for key, score in change.scores]))
         for key, content in change.contents.items():
-            if content is None:
-                commands.add("HDEL", keys.content, key)
-            else:
+            if content is not None:
                 commands.add("HSET", keys.content, key, content)
         for key, payload in change.events:
             commands.add("RPUSH", keys.events(key), payload)
@@ -453,8 +480,6 @@ class RedisStateStore(StateStore):
                 commands.add("LTRIM", keys.events(key), -self.history_limit, -1)
             else:
                 commands.add("DEL", keys.events(key))
-        for key in change.clear_texts:
-            commands.add("DEL", keys.texts(key))
         for key, _, payload in change.texts:
             commands.add("RPUSH", keys.texts(key), payload)
         if change.hit_at is not None:
@@ -494,15 +519,20 @@ class RedisStateStore(StateStore):
         # The last writing of a digest counts, at the place of its first.
         return list({load_json(payload, "retrieved text").get("digest"): payload for payload in payloads}.values())
 
-    def _active_users(self) -> Iterable[str]:
+    def _active_users(self) -> Iterable[str | UnreadableUser]:
         named = _ask(self._client.hgetall, f"{self._prefix}:users")
         for batch in _batches(named.items()):
             pipeline = self._client.pipeline(transaction=False)
             for user_key, _ in batch:
                 pipeline.hget(self._keys(_text(user_key)).user, "saved")
-            for (_, user_id), saved in zip(batch, pipeline.execute(), strict=True):
-                if saved is not None and int(saved) > 0:
-                    yield decode_id(user_id)
+            for (user_key, user_id), saved in zip(batch, pipeline.execute(raise_on_error=False), strict=True):
+                if isinstance(saved, redis.ResponseError):
+                    # The key is none of ours, and this user's matter alone.
+                    yield UnreadableUser(_text(user_key), CorruptDataError(f"stored counters are not ours: {saved}"))
+                elif isinstance(saved, Exception):
+                    raise saved
+                elif saved is not None and _text(saved) != "0":
+                    yield read_user_id(_text(user_key), user_id)
 
     def _users_with(self, doc_key: str) -> Iterable[str]:
         known = dict[Any, Any]()
@@ -529,11 +559,9 @@ class RedisStateStore(StateStore):
             for key in doc_keys:
                 self._add_delete(commands, keys, key)
             commands.add("DEL", keys.user)
-            # Before the commit: whoever does something for the user after it puts them back on the list.
-            for name in ("users", "met"):
-                self._client.hdel(f"{self._prefix}:{name}", user_key)
             if int(_run(self._commit, commands.keys, [version, "", "0", "0", *commands.arguments])[0]):
                 self._snapshots.drop(user_key)
+                self._unlist_user(user_key)
                 return ForgottenUser(len(doc_keys), events=sum(lengths[::2]), retrieved_texts=sum(lengths[1::2]))
 
     def _read_note(self, name: str) -> str | None:

@@ -7,8 +7,9 @@ the way connections are made and locked. The tables are in `sql_tables`.
 from __future__ import annotations
 
 import json
+import logging
 import os
-import threading
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from rag_wiki.errors import (
     SchemaVersionError,
     StorageError,
 )
-from rag_wiki.storage.base import ForgottenUser, PurgedDocument, StateStore
+from rag_wiki.forks import in_each_process
+from rag_wiki.storage.base import ForgottenUser, PurgedDocument, StateStore, UnreadableUser, read_user_id
 from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, owners_of, read_or_raise
 from rag_wiki.storage.codec import (
     StoredChange,
@@ -43,7 +45,7 @@ try:
     from sqlalchemy.dialects import postgresql
     from sqlalchemy.engine import URL, Connection, Engine, make_url
 except ImportError as error:
-    raise MissingExtraError("SQLiteStateStore / SQLStateStore", "sqlite") from error
+    raise MissingExtraError("SQLStateStore", "postgres") from error
 
 from rag_wiki.storage.sql_driver import DriverCursor, StatementTexts
 from rag_wiki.storage.sql_tables import (
@@ -57,8 +59,14 @@ from rag_wiki.storage.sql_tables import (
     texts_table,
     users_table,
 )
+from rag_wiki.turn import Turn
 
 __all__ = ["SQLPlace", "SQLStateStore"]
+
+logger = logging.getLogger("rag_wiki")
+
+_OLDER_TABLE = "user_document_state"
+"""Where release 0.2 kept its records."""
 
 _OUR_DRIVERS = ("", "psycopg", "psycopg2")
 """Drivers of a PostgreSQL URL that stand for psycopg 3: `psycopg2` is what SQLAlchemy fills in for none."""
@@ -78,10 +86,15 @@ class SQLDatabase:
         self._given = url if isinstance(url, Engine) else None
         self._url = url.url if isinstance(url, Engine) else _parse_url(url)
         self._engine: Engine | None = None
+        self._end: weakref.finalize[[Engine, int], SQLDatabase] | None = None
+        """Closes the connections of an engine of our own: told to, or when nobody has this object any more."""
         self._texts: StatementTexts | None = None
         self._process = os.getpid()
-        self._setup = threading.Lock()
+        in_each_process(self._make_turn)
         self.check_url(self._url)
+
+    def _make_turn(self) -> None:
+        self._setup = Turn()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({_shown(self._url)!r})"
@@ -93,6 +106,10 @@ class SQLDatabase:
 
     reading_isolation: ClassVar[str | None] = "REPEATABLE READ"
     """What makes all statements of a reading transaction see one moment; `None` where they do anyway."""
+
+    writing_isolation: ClassVar[str | None] = "READ COMMITTED"
+    """What transactions that write run in, whatever the server or an engine prefers: who waited for a lock then goes on
+    with what is there, and does not fail. `None` where there is nothing to choose."""
 
     def check_url(self, url: URL) -> None:
         """Raise `ConfigurationError` for a database that this class is not for."""
@@ -117,7 +134,7 @@ class SQLDatabase:
         if url.get_driver_name() in _OUR_DRIVERS:
             url = url.set(drivername="postgresql+psycopg")
         # Parameters are people's texts, which belong in no error message and no log.
-        return sa.create_engine(url, pool_pre_ping=True, hide_parameters=True)
+        return sa.create_engine(url, pool_pre_ping=True, hide_parameters=True, isolation_level=self.writing_isolation)
 
     def lock_schema(self, connection: Connection) -> None:
         """Let one process at a time set up the schema: PostgreSQL's IF NOT EXISTS alone is a race."""
@@ -138,10 +155,18 @@ class SQLDatabase:
         before = driver.autocommit
         # A statement alone sees one moment by itself; a transaction around it would be two more trips.
         driver.autocommit = not writes
+        # Connections of our own engine have it from the start. The driver says it along with BEGIN.
+        foreign = writes and self._given is not None and hasattr(driver, "isolation_level")
+        isolation = driver.isolation_level if foreign else None
         try:
+            if foreign:
+                dialect: Any = self.engine.dialect
+                dialect.set_isolation_level(driver, self.writing_isolation)
             yield
         finally:
             # Whoever has the connection next finds it as it was.
+            if foreign:
+                driver.isolation_level = isolation
             driver.autocommit = before
 
     def scrub(self) -> None:
@@ -164,11 +189,12 @@ class SQLDatabase:
     def engine(self) -> Engine:
         """The engine of this process; made, and the schema with it, at first use."""
         if self._engine is None or self._process != os.getpid():
-            with self._setup:
+            with self._setup.take():
                 if self._engine is None or self._process != os.getpid():
                     if self._engine is not None:
                         # After a fork the parent's connections are not ours: leave them open for the parent.
                         self._engine.dispose(close=False)
+                        self._end = None
                     engine = self._given or self.create_engine()
                     try:
                         self.set_up(engine)
@@ -177,6 +203,8 @@ class SQLDatabase:
                         if engine is not self._given:
                             engine.dispose()
                         raise
+                    if engine is not self._given:
+                        self._end = weakref.finalize(self, _dispose, engine, os.getpid())
                     self._engine, self._process = engine, os.getpid()
         return self._engine
 
@@ -190,6 +218,7 @@ class SQLDatabase:
             metadata.create_all(connection)
             found = connection.execute(sa.select(schema_table.c.version)).scalar()
             if found is None:
+                self._tell_of_older_release(connection)
                 connection.execute(sa.insert(schema_table).values(id=1, version=self.schema_version))
                 return
             if found > self.schema_version:
@@ -201,6 +230,20 @@ class SQLDatabase:
             for version in range(found, self.schema_version):
                 self.migrations[version](connection)
             connection.execute(sa.update(schema_table).values(version=self.schema_version))
+
+    def _tell_of_older_release(self, connection: Connection) -> None:
+        """Say that what release 0.2 kept in the same database is not read: its users would wait for it."""
+        if not sa.inspect(connection).has_table(_OLDER_TABLE):
+            return
+        count = connection.execute(sa.select(sa.func.count()).select_from(sa.table(_OLDER_TABLE))).scalar_one()
+        if count:
+            logger.warning(
+                "%r holds records of langchain-rag-wiki 0.2 (%d, in the table %s). They stay there and are not read: "
+                "documents saved with 0.2 are to be saved again.",
+                self,
+                count,
+                _OLDER_TABLE,
+            )
 
     def _is_set_up(self, engine: Engine) -> bool:
         with engine.connect() as connection:
@@ -220,8 +263,11 @@ class SQLDatabase:
     @contextmanager
     def writing(self, engine: Engine | None = None) -> Iterator[Connection]:
         """A transaction that writes: all of it, or nothing."""
-        with (engine or self.engine).connect() as connection, connection.begin():
-            yield connection
+        with (engine or self.engine).connect() as connection:
+            if self.writing_isolation is not None:
+                connection.execution_options(isolation_level=self.writing_isolation)
+            with connection.begin():
+                yield connection
 
     @contextmanager
     def driver(self, *, writes: bool) -> Iterator[DriverCursor]:
@@ -238,9 +284,10 @@ class SQLDatabase:
                     connection.rollback()
                     raise
         except engine.dialect.loaded_dbapi.Error:
-            # A connection that broke, or could not be put right, is nobody's any more.
+            # A connection that broke, or could not be put right, is nobody's any more; and it was hardly the only one.
             if getattr(connection.driver_connection, "broken", False):
                 connection.invalidate()
+                engine.dispose()
             raise
         finally:
             connection.close()
@@ -256,9 +303,15 @@ class SQLDatabase:
 
     def close(self) -> None:
         """Close the connections that were opened here; an engine that was handed in stays open."""
-        if self._given is None and self._engine is not None and self._process == os.getpid():
-            self._engine.dispose()
-        self._engine = None
+        end, self._engine, self._end = self._end, None, None
+        if end is not None:
+            end()
+
+
+def _dispose(engine: Engine, process: int) -> None:
+    # In a forked process the connections are still its parent's.
+    if process == os.getpid():
+        engine.dispose()
 
 
 def _parse_url(url: str | URL) -> URL:
@@ -566,10 +619,10 @@ class SQLStateStore(StateStore):
         with self._database.reading() as connection:
             return connection.execute(query).scalars().all()
 
-    def _active_users(self) -> Iterable[str]:
+    def _active_users(self) -> Iterable[str | UnreadableUser]:
+        query = sa.select(users_table.c.user_key, users_table.c.user_id).where(users_table.c.saved > 0)
         with self._database.reading() as connection:
-            rows = connection.execute(sa.select(users_table.c.user_id).where(users_table.c.saved > 0))
-            return [decode_id(user_id) for user_id in rows.scalars()]
+            return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
 
     def _users_with(self, doc_key: str) -> Iterable[str]:
         knows = sa.select(documents_table.c.user_key).where(documents_table.c.doc_key == doc_key)

@@ -14,6 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
+from rag_wiki.forks import in_each_process
+
 __all__ = ["DriverCursor", "StatementTexts"]
 
 
@@ -38,8 +40,11 @@ class StatementTexts:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._lock = threading.Lock()
+        in_each_process(self._make_lock)
         self._texts: dict[Any, _Text] = {}
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def of(self, statement: sa.Executable) -> _Text:
         """The text of a statement that is made once, at the top of its module or in a cache there."""

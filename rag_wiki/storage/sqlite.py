@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rag_wiki.errors import ConfigurationError, MissingExtraError
+from rag_wiki.forks import in_each_process
 from rag_wiki.storage.codec import StoredUser, decode_user
 
 try:
@@ -30,7 +34,7 @@ __all__ = ["SQLiteStateStore"]
 logger = logging.getLogger("rag_wiki")
 
 _WAIT_SECONDS = 30.0
-"""How long a writer waits for another one before it gives up."""
+"""How long a writer waits for another one before it gives up, unless the URL says `?timeout=` seconds."""
 
 
 class SQLiteDatabase(SQLDatabase):
@@ -42,6 +46,7 @@ class SQLiteDatabase(SQLDatabase):
 
     insert: Any = staticmethod(sqlite_dialect.insert)
     reading_isolation: ClassVar[str | None] = None
+    writing_isolation: ClassVar[str | None] = None
 
     def __init__(self, url: str | URL | Engine) -> None:
         if isinstance(url, Engine):
@@ -49,9 +54,57 @@ class SQLiteDatabase(SQLDatabase):
             raise ConfigurationError(msg)
         super().__init__(url)
         name = self._url.database or ""
+        self._patience = self._timeout_of(self._url)
+        self._opened: tuple[int, int] | None = None
         self.in_memory = name in ("", ":memory:") or "mode=memory" in name or self._url.query.get("mode") == "memory"
+        in_each_process(self._make_queue)
+
+    def _make_queue(self) -> None:
         # One connection serves all threads of an in-memory database, one at a time.
         self._turn = threading.RLock() if self.in_memory else nullcontext()
+
+    @staticmethod
+    def _timeout_of(url: URL) -> float:
+        given = url.query.get("timeout", _WAIT_SECONDS)
+        try:
+            seconds = float(given) if isinstance(given, (str, float)) else math.nan
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            msg = f"timeout in the URL {_shown(url)!r} must be a number of seconds, got {given!r}"
+            raise ConfigurationError(msg)
+        return seconds
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process, for the file that is at the path now."""
+        if self._engine is None:
+            self._opened = None
+        elif self._opened is not None and self._file_at_path() != self._opened:
+            self._open_anew(self._engine)
+        engine = super().engine
+        if self._opened is None:
+            self._opened = self._file_at_path()
+        return engine
+
+    def _file_at_path(self) -> tuple[int, int] | None:
+        """What tells the file from another one of the same name; `None` where it is no plain path."""
+        name = self._url.database or ""
+        if self.in_memory or name.startswith("file:"):
+            return None
+        try:
+            found = os.stat(name)  # noqa: PTH116 - twice for each question, and a Path takes ten times as long
+        except OSError:
+            return 0, 0
+        return found.st_dev, found.st_ino
+
+    def _open_anew(self, engine: Engine) -> None:
+        """Let go of a file that was deleted or replaced: what is written into it, nobody ever reads."""
+        with self._setup.take():
+            if self._engine is engine:
+                logger.warning("%s was deleted or replaced; what is there now is used from here on", self._url.database)
+                self._opened = None
+                self.close()
 
     def check_url(self, url: URL) -> None:
         """Raise `ConfigurationError` unless the URL is SQLite's."""
@@ -65,7 +118,8 @@ class SQLiteDatabase(SQLDatabase):
     def create_engine(self) -> Engine:
         """Open the file, making its folder when that is missing."""
         arguments: dict[str, Any] = {
-            "connect_args": {"check_same_thread": False, "timeout": _WAIT_SECONDS},
+            # What is given here counts more than what the URL says.
+            "connect_args": {"check_same_thread": False, "timeout": self._patience},
             # Parameters are people's texts, which belong in no error message and no log.
             "hide_parameters": True,
         }
@@ -74,7 +128,7 @@ class SQLiteDatabase(SQLDatabase):
         elif not (self._url.database or "").startswith("file:"):
             Path(self._url.database or "").expanduser().parent.mkdir(parents=True, exist_ok=True)
         engine = sa.create_engine(self._url, **arguments)
-        sa.event.listen(engine, "connect", _configure)
+        sa.event.listen(engine, "connect", partial(_configure, self._patience))
         sa.event.listen(engine, "begin", _begin)
         return engine
 
@@ -107,7 +161,7 @@ class SQLiteDatabase(SQLDatabase):
                 "%s-wal still holds what was removed: a reader was in its way for %.0f seconds. It goes with the next "
                 "checkpoint; PRAGMA wal_checkpoint(TRUNCATE) makes one.",
                 self._url.database,
-                _WAIT_SECONDS,
+                self._patience,
             )
 
     @contextmanager
@@ -133,10 +187,10 @@ class SQLiteDatabase(SQLDatabase):
             yield connection
 
 
-def _configure(connection: sqlite3.Connection, _record: object) -> None:
+def _configure(patience: float, connection: sqlite3.Connection, _record: object) -> None:
     # The driver's own BEGIN would come too late and be a deferred one; `_begin` says it instead.
     connection.isolation_level = None
-    deadline = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + patience
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -163,7 +217,8 @@ class SQLiteStateStore(SQLStateStore):
 
     Args:
         url: `sqlite:///relative/path.db`, `sqlite:////absolute/path.db`, or `sqlite:///:memory:`, which
-            lives and dies with this object and is usable from every thread. A missing folder is made.
+            lives and dies with this object and is usable from every thread. A missing folder is made. With
+            `?timeout=5` a writer waits five seconds for another one, instead of thirty.
 
     Raises:
         ConfigurationError: The URL names another kind of database.

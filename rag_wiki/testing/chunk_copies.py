@@ -14,7 +14,7 @@ from rag_wiki.testing.awkward import AWKWARD_IDS, AWKWARD_TEXTS, NOON, in_thread
 
 __all__ = ["CopyPromises"]
 
-_HOUR = 3600 * 10**9
+_DAY = 24 * 3600 * 10**9
 """Nanoseconds."""
 
 
@@ -229,9 +229,9 @@ class CopyPromises:
         store.retire("alice", "never there", None, keep=None)
 
     def test_retiring_leaves_copies_that_somebody_may_be_about_to_name(self, store: ChunkStore) -> None:
-        """A young copy that no record names stays; one that a crash left behind an hour ago goes."""
-        crashed = _copy("crashed", f"{time.time_ns() - 2 * _HOUR:016x}" + "0" * 12)
-        kept_old = _copy("kept", f"{time.time_ns() - 3 * _HOUR:016x}" + "0" * 12)
+        """A young copy that no record names stays; one that a crash left behind a day ago goes."""
+        crashed = _copy("crashed", f"{time.time_ns() - 2 * _DAY:016x}" + "0" * 12)
+        kept_old = _copy("kept", f"{time.time_ns() - 3 * _DAY:016x}" + "0" * 12)
         young = _copy("young")
         for copy in (crashed, kept_old, young):
             store.save_copy("alice", "d", copy)
@@ -259,7 +259,7 @@ class CopyPromises:
     def test_a_sweep_removes_what_no_record_names(self, store: ChunkStore) -> None:
         """Old copies other than the named one go; young ones, and those of documents nobody spoke of, stay."""
         named, crashed, young, removed, foreign = (
-            _copy(copy_id=f"{time.time_ns() - hours * _HOUR:016x}" + "0" * 12) for hours in (3, 2, 0, 5, 9)
+            _copy(copy_id=f"{time.time_ns() - days * _DAY:016x}" + "0" * 12) for days in (3, 2, 0, 5, 9)
         )
         for copy in (named, crashed, young):
             store.save_copy("alice", "d", copy)

@@ -219,19 +219,22 @@ class QueryPromises:
             assert store.begin_query("alice", 3, 10).revision == before, what
 
     def test_the_revision_is_about_saved_documents(self, store: StateStore) -> None:
-        """Saving and deleting a saved document move the revision; what happens to unsaved ones does not."""
+        """Saving moves the revision, and so does the end of a life; another change of unsaved documents does not."""
 
         def revision() -> int:
             return store.begin_query("alice", 3, 10).revision
 
-        seen = [revision()]
+        assert revision() == 0
         store.upsert(a_record(doc_id="unsaved"))
+        seen = [revision()]
+        assert seen[0] > 0
         store.upsert(a_record(doc_id="unsaved", doc_title="Another Title", user_state=DocumentState.SUGGESTED))
-        store.delete("alice", "unsaved")
+        store.upsert(a_record(doc_id="another"))
         store.upsert(a_record("bob", user_state=DocumentState.CLAIMED))
         assert revision() == seen[0]
 
         for act in (
+            lambda: store.delete("alice", "unsaved"),
             lambda: store.upsert(a_record(user_state=DocumentState.CLAIMED)),
             lambda: store.upsert(a_record(doc_id="e", user_state=DocumentState.CLAIMED)),
             lambda: store.delete("alice", "d"),

@@ -51,6 +51,8 @@ def _full_record() -> UserDocRecord:
         source_version="v2",
         stale_since=NOON - timedelta(minutes=1),
         retrieved=("digest one", "digest two"),
+        retrieved_seen=(7, 9),
+        life=11,
         retrieved_chars=345,
     )
 
@@ -320,6 +322,8 @@ class RecordPromises:
         assert ids(store.list_pinned("alice")) == ["pinned"]
         assert ids(store.list_surfaced("alice")) == ["suggested", "surfaced"]
         assert ids(store.list_for_decay("alice")) == ["claimed", "pinned"]
+        saved, unreadable = store.list_saved("alice")
+        assert (ids(saved), unreadable) == (["claimed", "pinned"], [])
         assert ids(store.list_by_state("alice")) == sorted(_ONE_IN_EACH_STATE)
         assert ids(store.list_by_state("alice", [DocumentState.DEMOTED])) == ["demoted"]
         assert ids(store.list_by_state("alice", [])) == []

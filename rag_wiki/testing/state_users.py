@@ -68,6 +68,7 @@ class UserPromises:
 
         store.upsert(a_record("forgotten", user_state=DocumentState.PINNED))
         assert store.list_active_users() == ["Zoe", "bob", "forgotten", "zoe"]
+        assert store.active_users() == (["Zoe", "bob", "forgotten", "zoe"], {})
 
     def test_awkward_active_users_are_named_as_they_are(self, store: StateStore) -> None:
         """The ids of active users come back as they were given, whatever they hold."""

@@ -28,7 +28,7 @@ _tokens = count()
 @dataclass
 class _Cell:
     owner: object
-    provenance: ProvenanceBlock
+    provenance: ProvenanceBlock | None
     parent: _Cell | None
     depth: int
 
@@ -49,9 +49,17 @@ class LatestProvenance:
         # A copy of a retriever has made no call yet.
         return LatestProvenance()
 
+    def begin(self) -> None:
+        """A call begins: should it fail, what this thread or task did before is not what it did last."""
+        self._write(None)
+
     def publish(self, provenance: ProvenanceBlock) -> None:
         """Note the provenance of a call that this thread or task made."""
-        self._newest = self._of_thread.provenance = provenance
+        self._newest = provenance
+        self._write(provenance)
+
+    def _write(self, provenance: ProvenanceBlock | None) -> None:
+        self._of_thread.provenance = provenance
         owner, inherited = _current_owner(), self._cell()
         ancestor = inherited
         while ancestor is not None:
@@ -66,14 +74,15 @@ class LatestProvenance:
     def read(self, user_id: str | None) -> ProvenanceBlock | None:
         """The newest provenance of this thread or task or of those it started; else the newest of the user's calls.
 
-        A task that awaited a chain can't be told from one that did nothing: the chain ran in tasks of its own.
-        What it is shown then may be of a call beside it, but never of another user's.
+        `None` where that call failed, or is under way. A task that awaited a chain can't be told from one that did
+        nothing: the chain ran in tasks of its own. What it is shown then may be of a call beside it, but never of
+        another user's.
         """
         cell, owner = self._cell(), _current_owner()
         if cell is not None and cell.owner == owner:
             return cell.provenance
-        own: ProvenanceBlock | None = getattr(self._of_thread, "provenance", None)
-        if own is not None and isinstance(owner, int):
+        if isinstance(owner, int) and hasattr(self._of_thread, "provenance"):
+            own: ProvenanceBlock | None = self._of_thread.provenance
             return own
         newest = self._newest
         return newest if newest is not None and newest.user_id == user_id else None

@@ -207,7 +207,7 @@ class _EmptyIsNone(_Scanning):
     """Takes empty content for none."""
 
     def wrongly(self, found: list[StoredDocument], after: str | None) -> list[StoredDocument]:
-        return [item._replace(content=None if item.content == '""' else item.content) for item in found]
+        return [item._replace(content=None) if item.content and '""' in item.content else item for item in found]
 
 
 class _Overlooking(MemoryStateStore):

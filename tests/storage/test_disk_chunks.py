@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from rag_wiki.storage.chunk_places import DocumentFolder
 from rag_wiki.storage.chunk_store import ChunkCopy, new_copy_id
 from rag_wiki.testing.awkward import AWKWARD_IDS, NOON, a_record, in_threads
 
-HOUR = 3600
+DAY = 24 * 3600
 
 
 @pytest.fixture
@@ -50,6 +51,11 @@ def read(store: ChunkStore, copy_id: str, user_id: str = "alice", doc_id: str = 
         return None
     vectors = None if copy.vectors is None else copy.vectors.tolist()
     return (copy.copy_id, copy.indices, copy.texts, vectors, copy.sections, copy.embedding, dict(copy.metadata))
+
+
+def get(record: UserDocRecord | None) -> UserDocRecord | None:
+    """Read a record."""
+    return record
 
 
 def files(root: Path, pattern: str = "*") -> list[Path]:
@@ -187,6 +193,89 @@ class TestDamage:
         (path,) = files(root, "*.hits")
         assert path.stat().st_size < 100_000
 
+    def test_hits_of_processes_that_are_gone_are_summed_up(self, store: ChunkStore, root: Path) -> None:
+        """Of however many processes there were, a sweep or two leave few files, and the counts are exact all along."""
+        store.save_chunks("alice", "d", [{"chunk_index": n, "text": "t", "vector": None} for n in range(3)])
+        (copy_id,) = store.place.copies("alice", "d")
+        expected = dict.fromkeys(range(3), 0)
+
+        def check(*, at_most: int) -> None:
+            for seen in (store, ChunkStore(root)):
+                hits = {chunk["chunk_index"]: chunk["hit_count"] for chunk in seen.load_chunks("alice", "d")}
+                assert hits == expected
+                assert seen.place.hit_counts("alice", [("d", copy_id)]) == {"d": sum(map(bool, expected.values()))}
+            assert len(files(root, "*.hits")) <= at_most
+
+        for number in range(12):
+            ChunkStore(root).record_hits("alice", "d", [number % 2], NOON)
+            store.record_hits("alice", "d", [0], NOON)
+            expected[number % 2] += 1
+            expected[0] += 1
+            check(at_most=number + 2)
+            store.tidy("alice")
+        check(at_most=13)
+        for at_most in (13, 1, 1):
+            for path in files(root, "*.hits"):
+                os.utime(path, (time.time() - 2 * DAY,) * 2)
+            store.tidy("alice")
+            check(at_most=at_most)
+        store.record_hits("alice", "d", [2], NOON)
+        expected[2] += 1
+        check(at_most=2)
+        store.delete("alice", "d")
+        assert files(root) == []
+
+    def test_a_crash_while_hits_are_summed_up_counts_none_twice(
+        self, store: ChunkStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where files that were summed up could not be removed, they count no more, and go with the next sweep."""
+        store.save_chunks("alice", "d", [{"chunk_index": 0, "text": "t", "vector": None}])
+        for _ in range(3):
+            ChunkStore(root).record_hits("alice", "d", [0], NOON)
+
+        def sweep() -> None:
+            for path in files(root, "*.hits"):
+                os.utime(path, (time.time() - 2 * DAY,) * 2)
+            store.tidy("alice")
+
+        def crash(*_: object, **__: object) -> None:
+            raise OSError(5, "crashed")
+
+        sweep()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", crash)
+            sweep()
+        assert len(files(root, "*.hits")) == 4
+        for _ in range(3):
+            assert [chunk["hit_count"] for chunk in store.load_chunks("alice", "d")] == [3]
+            sweep()
+        assert len(files(root, "*.hits")) == 1
+
+    def test_a_copy_that_goes_while_its_hits_are_summed_up_leaves_nothing(
+        self, store: ChunkStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """When another process removes the copy in the middle of a sweep, no file of hits is left."""
+        rename = Path.rename
+        for step in (1, 2, 3, 4, 5):
+            store.save_chunks("alice", "d", [{"chunk_index": 0, "text": "t", "vector": None}])
+            for _ in range(3):
+                ChunkStore(root).record_hits("alice", "d", [0], NOON)
+            renames = [step]
+
+            def remove_then_rename(path: Path, target: Path, renames: list[int] = renames) -> Path:
+                renames[0] -= 1
+                if renames[0] == 0:
+                    ChunkStore(root).delete("alice", "d")
+                return rename(path, target)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "rename", remove_then_rename)
+                for _ in range(2):
+                    for path in files(root, "*.hits"):
+                        os.utime(path, (time.time() - 2 * DAY,) * 2)
+                    store.tidy("alice")
+            assert files(root) == []
+
     def test_foreign_files_in_the_folder_are_left_alone(self, store: ChunkStore, root: Path) -> None:
         """Files that are not ours make no copies, whatever they are called."""
         copy = a_copy()
@@ -293,7 +382,8 @@ class TestDeleting:
         nameless = replace(saved, doc_title="")
         others = [("alice", "other", "other text"), ("bob", "d", "bob's text")]
         for user_id, doc_id, text in others:
-            store.settle(user_id, doc_id, replace(saved, user_id=user_id, doc_id=doc_id, full_content=text))
+            other = replace(saved, user_id=user_id, doc_id=doc_id, full_content=text)
+            store.settle(user_id, doc_id, partial(get, other))
         steps: list[tuple[UserDocRecord | None, str | None]] = [
             (saved, "text"),
             (replace(saved, full_content="newer", doc_title="Another"), "newer"),
@@ -304,9 +394,38 @@ class TestDeleting:
             (replace(saved, full_content=None), None),
         ]
         for record, expected in steps:
-            store.settle("alice", "d", record)
+            store.settle("alice", "d", partial(get, record))
             texts = [path.read_text() for path in files(root)]
             assert sorted(texts) == sorted([text for *_, text in others] + ([] if expected is None else [expected]))
+
+    def test_what_does_not_fit_its_record_is_found_and_mended(self, store: ChunkStore, root: Path) -> None:
+        """A readable copy that is of another copy, changed, there twice, no file, missing or too much is unsettled."""
+        saved = a_record(user_state=DocumentState.CLAIMED, full_content="text", copy_id=new_copy_id())
+        names = ("fits", "old", "changed", "twice", "folder", "missing", "removed")
+        records = {name: replace(saved, user_id="alice", doc_id=name, doc_title=name) for name in names}
+        records["by hand"] = replace(records["fits"], doc_id="by hand", doc_title="by hand", copy_id=None)
+        for name, record in records.items():
+            store.settle("alice", name, partial(get, record))
+        assert store.unsettled("alice", list(records.values())) == []
+
+        paths = {path.stem[:-25]: path for path in files(root)}
+        records["old"] = replace(records["old"], copy_id=new_copy_id(), full_content="newer text")
+        records["removed"] = replace(records["removed"], user_state=DocumentState.DEMOTED, full_content=None)
+        paths["changed"].write_text("changed by hand")
+        shutil.copy2(paths["twice"], paths["twice"].with_name(f"former-{paths['twice'].name}"))
+        for name in ("folder", "missing"):
+            paths[name].unlink()
+        paths["folder"].mkdir()
+
+        unsettled = store.unsettled("alice", list(records.values()))
+        assert unsettled == ["old", "changed", "twice", "folder", "missing", "removed"]
+        for name in unsettled:
+            store.settle("alice", name, partial(get, records[name]))
+        assert store.unsettled("alice", list(records.values())) == []
+        held = {path.stem[:-25]: path.read_text() for path in files(root)}
+        assert held == {**dict.fromkeys(sorted(records.keys() - {"removed", "by hand"}), "text"), "by-hand": "text"} | {
+            "old": "newer text"
+        }
 
     def test_a_torn_copy_can_be_deleted(self, store: ChunkStore, root: Path) -> None:
         """Damaged files go like others, and count as no chunks."""
@@ -320,7 +439,7 @@ class TestDeleting:
         assert files(root) == []
 
     def test_leftovers_of_a_crash_go_with_the_next_deletion(self, store: ChunkStore, root: Path) -> None:
-        """A file that was not put in its place for more than an hour goes when the user deletes something."""
+        """A file that was not put in its place for more than a day goes when the user deletes something."""
         assert store.documents is not None
         store.save_copy("alice", "d", a_copy())
         (path,) = files(root)
@@ -329,7 +448,7 @@ class TestDeleting:
         for leftover in (crashed, young):
             leftover.write_text("half of a secret")
         for leftover in (crashed, readable):
-            os.utime(leftover, (time.time() - 2 * HOUR,) * 2)
+            os.utime(leftover, (time.time() - 2 * DAY,) * 2)
 
         assert store.place.copies("alice", "d") == [path.name.split(".")[1]]
         store.delete("alice", "d")
@@ -337,6 +456,52 @@ class TestDeleting:
         assert files(root) == [young]
         store.delete_user("alice")
         assert files(root) == []
+
+    def test_leftovers_go_whoever_they_are_of(self, store: ChunkStore, root: Path) -> None:
+        """`tidy` needs no user's id; it leaves no empty folder of a user, and folders that are not ours as they are."""
+        assert store.documents is not None
+        old = store.documents.prepare("alice", "d", "Title", "half of a secret").temporary
+        young = store.documents.prepare("bob", "d", "Title", "text").temporary
+        others = root / "somebody" / "documents" / ".writing-theirs"
+        others.parent.mkdir(parents=True)
+        others.write_text("theirs")
+        (root / "empty" / "chunks").mkdir(parents=True)
+        for leftover in (old, others):
+            os.utime(leftover, (time.time() - 2 * DAY,) * 2)
+
+        store.tidy()
+
+        assert files(root) == sorted([young, others])
+        assert sorted(root.iterdir()) == sorted([root / "empty", root / "somebody", young.parent.parent])
+        assert (root / "empty" / "chunks").is_dir()
+
+    def test_the_last_file_takes_its_folders_with_it(self, store: ChunkStore, root: Path) -> None:
+        """Folders bear a user's name: they go with the last document, and with a file that came to nothing."""
+        assert store.documents is not None
+        store.save_copy("alice", "d", a_copy())
+        store.documents.prepare("alice", "d", "Title", "text").finish()
+        store.delete("alice", "d")
+        store.documents.prepare("bob", "d", "Title", "text").abandon()
+        store.save_copy("carol", "d", a_copy())
+        store.documents.prepare("carol", "d", "Title", "text").finish()
+        store.purge("d")
+        assert list(root.iterdir()) == []
+
+    def test_saves_and_deletions_do_not_disturb_each_other(self, store: ChunkStore, root: Path) -> None:
+        """8 threads that save and delete a user's only document raise nothing, although each removes the folders."""
+        assert store.documents is not None
+        documents = store.documents
+
+        def work(number: int) -> None:
+            for _ in range(20):
+                if number % 2:
+                    store.save_copy("alice", f"d{number}", a_copy())
+                    documents.prepare("alice", f"d{number}", "Title", "text").finish()
+                store.delete("alice", f"d{number}")
+
+        in_threads(8, work)
+
+        assert list(root.iterdir()) == []
 
     def test_hits_and_deletions_do_not_disturb_each_other(self, store: ChunkStore, root: Path) -> None:
         """8 threads that save, hit and delete the same document raise nothing, and leave no hits without their copy."""
@@ -352,7 +517,8 @@ class TestDeleting:
 
         in_threads(8, work)
 
-        assert [path for path in files(root, "*.hits") if not path.with_suffix(".chunks").exists()] == []
+        copies = {path.stem for path in files(root, "*.chunks")}
+        assert [path for path in files(root, "*.hits") if path.name.rsplit(".", 2)[0] not in copies] == []
         store.delete("alice", "d")
         assert files(root) == []
 
