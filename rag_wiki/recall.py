@@ -373,6 +373,29 @@ class Recall:
                 scores = yield from self._scores(call, found.degraded)
                 automatic = self.config.similarity_threshold == "auto"
                 found.tells = not automatic or scores is None or scores.is_telling
+        for attempt in range(_MOST_ATTEMPTS):
+            hits = yield from self._find(call, found, start, name, vector, scores)
+            allowed = yield from self._check_access(call, found, hits)
+            with call.timed("read"):
+                waits = any(self._must_read(call, hit.document.record) for hit in allowed)
+                last = attempt == _MOST_ATTEMPTS - 1
+                cached = yield blocking(self._read_texts, call, found, allowed, last, waits=waits)
+            if cached is not None:
+                found.cached = cached
+                return
+            # Somebody replaced or removed a copy in between: what is there now is searched.
+            start = yield self._begin_step(call.user_id)
+
+    def _find(
+        self,
+        call: Call,
+        found: CacheFindings,
+        start: QueryStart,
+        name: str | None,
+        vector: Any,
+        scores: ModelScores | None,
+    ) -> Procedure[list[DocumentHits]]:
+        """The documents that match, by what the store held at a revision."""
         with call.timed("search"):
             at_hand = None if vector is None else self.cache.peek(call.user_id, start.revision, name, vector.shape[0])
             if at_hand is not None and scores is not None and not at_hand.knows_unrelated(scores):
@@ -380,11 +403,10 @@ class Recall:
             if at_hand is not None and call.together is not None and self.relevance.can_judge(scores):
                 yield call.together.compare(at_hand, self.relevance.limits(at_hand, scores))
             waits = at_hand is None or (call.together is None and at_hand.nbytes > _SOON_BYTES)
-            hits = yield blocking(self._match, call, found, start, name, vector, scores, waits=waits)
-        allowed = yield from self._check_access(call, found, hits)
-        with call.timed("read"):
-            waits = any(self._must_read(call, hit.document.record) for hit in allowed)
-            found.cached = yield blocking(self._read_texts, call, found, allowed, waits=waits)
+            hits: list[DocumentHits] = yield blocking(
+                self._match, call, found, start, name, vector, scores, waits=waits
+            )
+            return hits
 
     def _must_read(self, call: Call, record: UserDocRecord) -> bool:
         """Whether what a saved document answers with is yet to be read."""
@@ -465,7 +487,10 @@ class Recall:
             found.withhold(hit.document, reason)
         return allowed
 
-    def _read_texts(self, call: Call, found: CacheFindings, hits: Sequence[DocumentHits]) -> list[CachedDocument]:
+    def _read_texts(
+        self, call: Call, found: CacheFindings, hits: Sequence[DocumentHits], last: bool
+    ) -> list[CachedDocument] | None:
+        """What the documents answer with; `None` when the copy of one gave way to another meanwhile."""
         if not hits:
             return []
         cached = []
@@ -478,13 +503,21 @@ class Recall:
             if whole is not None:
                 cached.append(CachedDocument(hit, (whole,), full_document=True))
             elif parts is None:
-                found.withhold(hit.document, "copy lost")
+                if self._names_copy(hit.document.record):
+                    found.withhold(hit.document, "copy lost")
+                elif not last:
+                    return None
             elif isinstance(parts, CorruptDataError):
                 logger.warning("the saved copy of document %r of user %r is unreadable", doc_id, call.user_id)
                 found.withhold(hit.document, "copy unreadable")
             else:
                 cached.append(CachedDocument(hit, parts, reach=self.config.expand_neighbours))
         return cached
+
+    def _names_copy(self, before: UserDocRecord) -> bool:
+        """Whether a document's record is still about the same copy."""
+        now = self.store.get(before.user_id, before.doc_id)
+        return now is not None and now.copy_id == before.copy_id
 
     def _full_text(self, call: Call, record: UserDocRecord) -> str | None:
         """The whole text of a document that answers with all of it."""
@@ -750,6 +783,8 @@ class _ForgottenError(Exception):
     """The user was forgotten since the query began: nothing is to be left of it."""
 
 
+_MOST_ATTEMPTS = 3
+"""How often the copies are searched when others replace them meanwhile."""
 _NO_ID_WARNING = (
     "the wrapped retriever returned documents that nothing identifies: their metadata has no %s. They are passed "
     "through and not tracked. Put one there, or name another key with RagWikiRetrieverConfig(document_id=...)."
@@ -770,8 +805,9 @@ def _read_all(
 
 
 def _concerned(answer: Answer) -> list[str]:
-    """The documents that a query counts for."""
-    return [*answer.findings.fetched, *answer.findings.matched]
+    """The documents that a query counts for, or tells of: the copies that came along, pinned, are read as well."""
+    along = [item.record.doc_id for item in answer.origins if isinstance(item, CachedDocument)]
+    return [*answer.findings.fetched, *answer.findings.matched, *along]
 
 
 def _idle_keys(cache: CacheFindings) -> tuple[str, ...]:

@@ -20,20 +20,6 @@ from rag_wiki.errors import (
     UnknownDocumentError,
 )
 
-MISS_NOT_COUNTED = "a query that writes the record of a saved document without fetching it is not counted as missed"
-NEW_PART_NOT_KEPT = "a new part of a copy made of retrieved pieces is not kept where the copy does not match"
-TEXTS_LEFT_OVER = "what a query shows of a document that it lets go stays in the store, though the record forgets it"
-COUNT_OF_THE_INDEX = "provenance tells the count that a pinned document without a hit had when the index was built"
-NOT_YET_SO = frozenset(
-    {
-        MISS_NOT_COUNTED,
-        NEW_PART_NOT_KEPT,
-        TEXTS_LEFT_OVER,
-        COUNT_OF_THE_INDEX,
-    }
-)
-"""What the library does otherwise than it should; the model follows until it is mended, then the name goes."""
-
 SURFACED, SUGGESTED, CLAIMED, PINNED, DEMOTED = "SURFACED", "SUGGESTED", "CLAIMED", "PINNED", "DEMOTED"
 MOST_EVENTS = 50
 
@@ -256,9 +242,10 @@ class Model:
                 if doc_id in stale - withheld:
                     doc.stale_since = now
                     doc.kept, doc.seen = {}, []
-                    _note(doc, "stale", doc.user_state, now)
                 if doc_id in answered | in_place:
                     _fetch(doc, now)
+                if doc_id in stale - withheld:
+                    _note(doc, "stale", doc.user_state, now)
                 if doc_id in answered:
                     doc.hits |= {doc.chunks[at][0] for at in speaking[doc_id][1]}
                 if doc_id in matched | in_place:
@@ -266,8 +253,6 @@ class Model:
                 elif doc.cache_miss_streak >= most_misses and not doc.pinned_by_user:
                     let_go.add(doc_id)
                     _let_go(doc, "demoted", now)
-                if MISS_NOT_COUNTED in NOT_YET_SO and doc_id in (matched | let_go) - answered - in_place:
-                    doc.queries_missed -= asked
             elif own:
                 doc.doc_title, doc.doc_path = own[0].title, own[0].path
                 if self._count(doc, now):
@@ -275,8 +260,7 @@ class Model:
             elif asked and doc.counting and doc.queries_missed >= rules.reset_threshold:
                 self._lapse(doc, now)
             if not doc.saved or doc.stale_since is not None or doc.content_source == "retrieved":
-                unheard = doc_id in saved and doc_id not in matched | let_go | in_place
-                for piece in () if unheard and NEW_PART_NOT_KEPT in NOT_YET_SO else own:
+                for piece in own:
                     if piece.text not in doc.seen:
                         doc.seen.append(piece.text)
                         doc.kept[piece.text] = Kept(piece.number, self.queries, self.queries)
@@ -391,6 +375,9 @@ class Model:
         doc.explicit_signal = signal
         if doc.saved:
             doc.decay_score = self._score(doc, now)
+        if doc.user_state == DEMOTED:
+            # As it is, not as it should be: `test_a_vote_leaves_the_texts_of_a_document_that_was_let_go`.
+            doc.kept = {}
         if new:
             _note(doc, "voted", doc.user_state, now)
 
@@ -399,7 +386,7 @@ class Model:
         doc = self.known(user, doc_id)
         if doc.user_state != DEMOTED:
             _let_go(doc, "removed", now)
-        doc.kept, doc.seen = {}, doc.seen if TEXTS_LEFT_OVER in NOT_YET_SO else []
+        doc.kept, doc.seen = {}, []
         doc.no_resiluggest_until = now + timedelta(days=30)
 
     def answer_in_full(self, user: str, doc_id: str, enabled: bool) -> None:
@@ -516,7 +503,7 @@ def _start_afresh(doc: Doc, *, keep_texts: bool = False) -> None:
     doc.fetch_count, doc.next_suggest_at, doc.decline_count, doc.suggestion_sent = 0, 0, 0, False
     doc.decay_score, doc.explicit_signal = 1.0, 0.0
     if not keep_texts:
-        doc.kept, doc.seen = doc.kept if TEXTS_LEFT_OVER in NOT_YET_SO else {}, []
+        doc.kept, doc.seen = {}, []
 
 
 def _become_pinned(doc: Doc, now: datetime) -> None:

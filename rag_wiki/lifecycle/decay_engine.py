@@ -370,7 +370,8 @@ class DecayEngine:
         def decide(view: UserView) -> UserChange:
             before = known(view, doc_id)
             step = rule(before, moment)
-            gone = [doc_id] if step.record.user_state is DocumentState.DEMOTED else []
+            # A vote on a document that was let go before leaves what is kept of it.
+            gone = [doc_id] if step.record.life == NEW_LIFE else []
             return UserChange(
                 records=[step.record],
                 events=step.events,

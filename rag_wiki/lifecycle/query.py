@@ -102,10 +102,12 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         if step is None:
             continue
         kept, fresh, anew = _keep_texts(record, step.record, found, doc_id, view.clocks.queries + 1)
-        if anew:
-            clear.append(doc_id)
         if kept is not step.record:
             step = Step(kept, step.events, step.suggestion)
+        elif record is not None and _is_missed_only(record, kept, found):
+            continue
+        if anew or (record is not None and record.retrieved and _is_back(record, kept)):
+            clear.append(doc_id)
         texts += fresh
         steps.append(step)
         after[doc_id] = kept
@@ -140,6 +142,21 @@ def _is_of(record: UserDocRecord, found: Mapping[str, tuple[str, object]]) -> bo
 
 def _let_go(view: UserView, record: UserDocRecord) -> bool:
     return view.records[record.doc_id].saved and not record.saved
+
+
+def _is_missed_only(before: UserDocRecord, record: UserDocRecord, found: QueryFindings) -> bool:
+    """Whether nothing happened to a saved document but one more miss, which the movement of the clocks tells."""
+    if not (before.saved and record.saved):
+        return False
+    missed, streak = before.queries_missed, before.cache_miss_streak
+    counts = found.searched is not None and before.streak_counts
+    if (record.queries_missed, record.cache_miss_streak) != (missed + found.asked, streak + counts):
+        return False
+    return record.changed(queries_missed=missed, cache_miss_streak=streak) == before
+
+
+def _is_back(before: UserDocRecord, record: UserDocRecord) -> bool:
+    return before.user_state is DocumentState.DEMOTED and record.user_state is not DocumentState.DEMOTED
 
 
 def _account_for_document(
@@ -178,24 +195,26 @@ def _account_for_saved(
 ) -> Step | None:
     doc_id = record.doc_id
     events = []
-    after = record
+    in_place = fetched is not None and fetched.in_place_of_copy
+    is_hit = doc_id in found.matched or in_place
+    if _is_of(record, found.answered) or in_place:
+        after = fetched_once(record, now)
+    elif found.asked:
+        after = record.changed(queries_missed=record.queries_missed + 1)
+    else:
+        after = record
     if _is_of(record, found.stale) and record.stale_since is None:
         after = after.changed(stale_since=now)
         events.append(describe(record, after, "stale", found.stale[doc_id][1], now))
-    if _is_of(record, found.answered) or (fetched is not None and fetched.in_place_of_copy):
-        after = fetched_once(after, now)
-    if doc_id in found.matched or (fetched is not None and fetched.in_place_of_copy):
+    if is_hit:
         return Step(after.changed(cache_miss_streak=0), tuple(events))
     if found.searched is not None and record.streak_counts:
-        streak = record.cache_miss_streak + 1
-        if doc_id not in found.searched:
-            # Its vectors could not be compared this time; that is no miss.
-            after = after.changed(cache_miss_streak=0)
-        elif streak >= most_misses:
-            gone = demote(after.changed(cache_miss_streak=streak), f"no hit in {streak} searches in a row", now)
+        # Where its vectors could not be compared this time, that is no miss.
+        streak = record.cache_miss_streak + 1 if doc_id in found.searched else 0
+        after = after.changed(cache_miss_streak=streak)
+        if streak >= most_misses:
+            gone = demote(after, f"no hit in {streak} searches in a row", now)
             return Step(gone.record, (*events, *gone.events))
-        elif after is not record:
-            after = after.changed(cache_miss_streak=streak)
     return None if after is record else Step(after, tuple(events))
 
 

@@ -52,6 +52,8 @@ _BLOCK = 256
 """Rows that are brought to length one together."""
 _MOST_ROWS = 2_048
 """Rows that are compared with the calibration's questions; more would tell no more."""
+_MOST_READINGS = 3
+"""How often an index is built anew because somebody saves or removes what it is built of."""
 _LONGEST_PAUSE = 64
 """Questions between two looks for copies that could not be read."""
 _FEW = 64
@@ -358,7 +360,7 @@ class IndexCache:
             with self._lock:
                 cached = self._indexes.get(key)
             if cached is None or cached.revision != revision:
-                cached = _build(store, chunks, user_id, revision, embedding, width, cached)
+                cached = _build_of_one_moment(store, chunks, user_id, revision, embedding, width, cached)
                 self._keep(key, cached)
             elif cached is before:
                 with suppress(Exception):  # what is here answers still
@@ -521,6 +523,28 @@ def shared_cache(chunks: ChunkStore, max_bytes: int) -> IndexCache:
 
 def _bytes_of(texts: Sequence[str]) -> int:
     return sum(len(text) for text in texts) * 2 + 64 * len(texts)
+
+
+def _build_of_one_moment(
+    store: StateStore,
+    chunks: ChunkStore,
+    user_id: str,
+    revision: int,
+    embedding: str | None,
+    width: int,
+    before: UserIndex | None,
+) -> UserIndex:
+    """Records and copies are read one after the other: a copy that goes in between is not lost, but replaced."""
+    index = _build(store, chunks, user_id, revision, embedding, width, before)
+    for _ in range(_MOST_READINGS):
+        if all(item.copy is not None for item in index.documents.values()):
+            break
+        now = store.revision(user_id)
+        if now == revision:
+            break
+        revision = now
+        index = _build(store, chunks, user_id, revision, embedding, width, index)
+    return index
 
 
 def _build(

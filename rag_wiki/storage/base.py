@@ -247,6 +247,10 @@ class StateStore(ABC):
                 users.append(found)
         return sorted(users), unreadable
 
+    def revision(self, user_id: str) -> int:
+        """Moves whenever what the user saved, or how it is served, changes; 0 for a user of whom nothing is kept."""
+        return self._read_user(self._user_key(user_id)).revision
+
     def saved_count(self, user_id: str) -> int:
         """How many documents a local copy answers for."""
         return self._read_user(self._user_key(user_id)).saved

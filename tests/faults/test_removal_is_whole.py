@@ -231,7 +231,6 @@ READS = {"vectors": False, "texts": True}
 """What of the copies is read, and the keyword that asks for it."""
 
 
-@pytest.mark.xfail(strict=True, reason="a copy that goes while a query reads it is taken for a lost one")
 @pytest.mark.parametrize("read", READS)
 def test_what_is_removed_while_it_is_read_is_not_called_lost(
     world: PlacedWorld, monkeypatch: pytest.MonkeyPatch, read: str
@@ -246,7 +245,6 @@ def test_what_is_removed_while_it_is_read_is_not_called_lost(
     assert (provenance.degraded, provenance.withheld) == ((), ())
 
 
-@pytest.mark.xfail(strict=True, reason="a copy that is replaced while a query reads it is taken for a lost one")
 @pytest.mark.parametrize("read", READS)
 def test_what_is_replaced_while_it_is_read_answers(
     world: PlacedWorld, monkeypatch: pytest.MonkeyPatch, read: str
