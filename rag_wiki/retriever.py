@@ -779,9 +779,11 @@ class RagWikiRetriever(BaseRetriever):
         What a crash left behind goes as well.
         """
         user = self._user(user_id)
-        results = self._engine.run_for_user(user)
-        self._engine.sweep(user)
-        return results
+        try:
+            return self._engine.run_for_user(user)
+        finally:
+            # Also where a record can't be read back, which is raised when all others are done.
+            self._engine.sweep(user)
 
     async def arun_decay(self, user_id: str | None = None) -> list[DecayResult]:
         """`run_decay` without blocking the event loop."""
