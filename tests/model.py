@@ -383,8 +383,7 @@ class Model:
         doc = self.known(user, doc_id)
         if doc.user_state != DEMOTED:
             _let_go(doc, "removed", now)
-        # That `seen` stays is as it is, not as it should be: `test_a_removal_leaves_no_names_of_texts_either`.
-        doc.kept = {}
+        doc.kept, doc.seen = {}, []
         doc.no_resiluggest_until = now + timedelta(days=30)
 
     def answer_in_full(self, user: str, doc_id: str, enabled: bool) -> None:

@@ -13,7 +13,7 @@ from rag_wiki.clock import Clock, as_utc, days_between, later, utc_now
 from rag_wiki.config import DecayConfig
 from rag_wiki.errors import InvalidTransitionError
 from rag_wiki.lifecycle.fetch_counter import Step, known
-from rag_wiki.lifecycle.state_machine import StateMachine, describe, move
+from rag_wiki.lifecycle.state_machine import NO_TEXTS, StateMachine, describe, move
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import (
@@ -176,7 +176,7 @@ def unpin(record: UserDocRecord, now: datetime) -> Step:
 def remove(record: UserDocRecord, now: datetime) -> Step:
     """Remove a document for the user, whatever its state; nothing is suggested about it for 30 days."""
     until = later(now, REMOVAL_QUIET)
-    after = move(record, DocumentState.DEMOTED, now).changed(no_resiluggest_until=until, life=NEW_LIFE)
+    after = move(record, DocumentState.DEMOTED, now).changed(no_resiluggest_until=until, life=NEW_LIFE, **NO_TEXTS)
     if record.user_state is DocumentState.DEMOTED:
         return Step(after)
     return Step(after, (describe(record, after, "removed", "the user removed it", now),))

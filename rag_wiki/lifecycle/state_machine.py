@@ -25,14 +25,14 @@ TRANSITIONS: Mapping[DocumentState, frozenset[DocumentState]] = {
 }
 """From each state, the states it can move to. Staying where one is is always harmless."""
 
+NO_TEXTS: dict[str, Any] = {"retrieved": (), "retrieved_seen": (), "retrieved_chars": 0}
+"""What a record says of retrieved texts when none are kept: these go together with the texts."""
 _FRESH_COUNT: dict[str, Any] = {
     "fetch_count": 0,
     "suggestion_sent": False,
     "next_suggest_at": 0,
     "decline_count": 0,
-    "retrieved": (),
-    "retrieved_seen": (),
-    "retrieved_chars": 0,
+    **NO_TEXTS,
 }
 _NO_CANDIDATE: dict[str, Any] = {"pin_candidate_since": None, "demotion_candidate_since": None}
 _NO_PIN: dict[str, Any] = {"pinned_at": None, "pinned_by_user": False}
