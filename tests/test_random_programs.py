@@ -870,7 +870,7 @@ def test_every_store_plays_a_program_as_the_model_does(places: list[Place]) -> N
     Programs.places, Programs.loop = places, asyncio.new_event_loop()
     Programs.programs, Programs.steps, Programs.happened = 0, Counter(), Counter()
     try:
-        run_state_machine_as_test(Programs, settings=_settings(60, 40, fixed=True))
+        run_state_machine_as_test(Programs, settings=_settings(75, 40, fixed=True))
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             run_state_machine_as_test(Programs, settings=_settings(20, 60, fixed=False))
