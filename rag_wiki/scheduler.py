@@ -197,8 +197,16 @@ class DecayScheduler:
             logger.error(_FAILED, user_id, exc_info=error)
         failures = {**unreadable, **self._for_each(users, stopping, run_user)}
         self.failures = failures
-        if not stopping.is_set():
-            self.failures = failures | self._for_each(self._engine.chunk_owners(), stopping, self._sweep)
+        if stopping.is_set():
+            return
+        try:
+            self._engine.tidy()
+            owners = self._engine.chunk_owners()
+        except Exception:
+            # What was scored is scored; what crashes left waits for the next run.
+            logger.exception("what crashes left could not be looked for")
+            return
+        self.failures = failures | self._for_each(owners, stopping, self._sweep)
 
     def _sweep(self, user_id: str, _: datetime) -> None:
         self._engine.sweep(user_id)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from helpers import document
 from places import PlacedWorld, make_world
 from scenarios import OTHER_QUESTION, POD_QUESTION, PODS, USER, cached, doc_ids, texts, topics
 
-from rag_wiki import DocumentRemovedError, DocumentState, PurgedDocument
+from rag_wiki import CorruptDataError, DocumentRemovedError, DocumentState, PurgedDocument
 from rag_wiki.scheduler import DecayScheduler
 from rag_wiki.storage.chunk_store import ChunkCopy
 
@@ -165,3 +168,35 @@ def test_readable_copies_follow_the_records(tmp_path: Path, make_store: Any) -> 
     assert set(documents.times(USER, ["pods", "leak"])) == {"pods"}
     (path,) = (tmp_path / "wiki").rglob("*.md")
     assert path.read_text() == PODS
+
+
+def test_a_user_who_cannot_be_read_keeps_nobody_elses_document(tmp_path: Path, make_store: Any) -> None:
+    """Where one user's id is torn, `purge` removes the document of all others, and then says that this one is left."""
+    world = make_world("sqlite", make_store, tmp_path)
+    retriever = world.retriever(None)
+    for user_id in ("ada", "bob", "carol"):
+        world.save(retriever, "leak", WITHDRAWN, user_id=user_id)
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as torn, torn:
+        torn.execute("UPDATE rag_wiki_users SET user_id = 'torn' WHERE user_key = 'bob'")
+
+    with pytest.raises(CorruptDataError, match="1 users"):
+        retriever.purge("leak")
+
+    assert [world.store.get(user_id, "leak") for user_id in ("ada", "carol")] == [None, None]
+    assert retriever.chunk_store.place.owners() == []
+
+
+def test_the_scores_of_a_run_are_told_where_leftovers_cannot_be_looked_for(
+    tmp_path: Path, make_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the chunks can't be listed, the job has scored everybody, and its results come."""
+    world = make_world("sqlite+disk", make_store, tmp_path)
+    retriever = world.retriever("ada")
+    world.save(retriever, "pods", PODS)
+
+    def away() -> list[str]:
+        raise OSError("the folder is away")
+
+    monkeypatch.setattr(retriever.chunk_store.place, "owners", away)
+    results = DecayScheduler(retriever.decay_engine, world.store, clock=world.clock).run_all_users()
+    assert [result.doc_id for result in results["ada"]] == ["pods"]

@@ -270,12 +270,12 @@ class DecayEngine:
         return gone
 
     def chunk_owners(self) -> list[str]:
-        """The users for whom there may be something to sweep: those with a saved copy, named by a record or not.
-
-        What was left half written says of nobody whose it is, so it goes here, before anybody's sweep.
-        """
-        self._chunk_store.tidy()
+        """The users for whom there may be something to sweep: those with a saved copy, named by a record or not."""
         return sorted(self._chunk_store.place.owners())
+
+    def tidy(self) -> None:
+        """Remove what a crash left half written: it says of nobody whose it is, so no user's `sweep` finds it."""
+        self._chunk_store.tidy()
 
     def _hit_rates(self, user_id: str, page: Sequence[UserDocRecord]) -> dict[str, float]:
         named = {record.doc_id: (record.copy_id, record.chunk_count) for record in page if record.copy_id}

@@ -356,15 +356,19 @@ class IndexCache:
                 self._indexes.move_to_end(key)
                 return cached
             before = cached
+
+        def build(at: int, known: UserIndex | None) -> UserIndex:
+            return _build(store, chunks, user_id, at, embedding, width, known)
+
         with self._building[hash(key) % len(self._building)].take(key):
             with self._lock:
                 cached = self._indexes.get(key)
             if cached is None or cached.revision != revision:
-                cached = _build_of_one_moment(store, chunks, user_id, revision, embedding, width, cached)
+                cached = _of_one_moment(build, partial(store.revision, user_id), revision, cached)
                 self._keep(key, cached)
             elif cached is before:
                 with suppress(Exception):  # what is here answers still
-                    cached = _build(store, chunks, user_id, revision, embedding, width, cached)
+                    cached = build(revision, cached)
                 self._keep(key, cached)
         return cached
 
@@ -525,25 +529,21 @@ def _bytes_of(texts: Sequence[str]) -> int:
     return sum(len(text) for text in texts) * 2 + 64 * len(texts)
 
 
-def _build_of_one_moment(
-    store: StateStore,
-    chunks: ChunkStore,
-    user_id: str,
+def _of_one_moment(
+    build: Callable[[int, UserIndex | None], UserIndex],
+    revision_now: Callable[[], int],
     revision: int,
-    embedding: str | None,
-    width: int,
     before: UserIndex | None,
 ) -> UserIndex:
     """Records and copies are read one after the other: a copy that goes in between is not lost, but replaced."""
-    index = _build(store, chunks, user_id, revision, embedding, width, before)
+    index = build(revision, before)
     for _ in range(_MOST_READINGS):
         if all(item.copy is not None for item in index.documents.values()):
             break
-        now = store.revision(user_id)
-        if now == revision:
+        now = revision_now()
+        if now == index.revision:
             break
-        revision = now
-        index = _build(store, chunks, user_id, revision, embedding, width, index)
+        index = build(now, index)
     return index
 
 

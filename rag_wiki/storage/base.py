@@ -486,10 +486,25 @@ class StateStore(ABC):
 
         Records, history, content and retrieved texts go; a save under way then finds no record and fails. Take the
         document out of its collection first: who retrieves it afterwards meets it as a new one.
+
+        Raises:
+            CorruptDataError: When all others are done: the id of somebody who has it can't be read back.
         """
-        users = sum(self.delete(user_id, doc_id) for user_id in self._users_with(self._doc_key(doc_id)))
+        users, unreadable = 0, list[CorruptDataError]()
+        for found in self._users_with(self._doc_key(doc_id)):
+            if isinstance(found, UnreadableUser):
+                unreadable.append(found.error)
+            else:
+                users += self.delete(found, doc_id)
         # The copies after the records, which is when nobody names one any more.
-        return replace(self.chunk_store.purge(doc_id), users=users)
+        purged = replace(self.chunk_store.purge(doc_id), users=users)
+        if unreadable:
+            msg = (
+                f"document {doc_id!r} is purged but for {len(unreadable)} users whose id can't be read back; "
+                f"delete their rows: {unreadable[0]}"
+            )
+            raise CorruptDataError(msg) from unreadable[0]
+        return purged
 
     # -- jobs and notes, which belong to no user -----------------------------------------------------
 
@@ -627,8 +642,8 @@ class StateStore(ABC):
         """The ids (not keys) of users with a saved document, in any order; the key of one whose id can't be read."""
 
     @abstractmethod
-    def _users_with(self, doc_key: str) -> Iterable[str]:
-        """The ids (not keys) of users with a record of a document, in any order; they may be removed meanwhile."""
+    def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:
+        """The users with a record of a document, as `_active_users` names them; they may be removed meanwhile."""
 
     @abstractmethod
     def _forget(self, user_key: str) -> ForgottenUser:

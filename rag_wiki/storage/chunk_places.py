@@ -136,9 +136,6 @@ class DiskPlace(ChunkPlace):
         in_each_process(self._begin)
 
     def _begin(self) -> None:
-        in_each_process(self._make_lock)
-
-    def _make_lock(self) -> None:
         self._lock = threading.Lock()
         self._writer = uuid.uuid4().hex[:12]
 

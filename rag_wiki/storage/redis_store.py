@@ -42,7 +42,6 @@ from rag_wiki.storage.codec import (
     StoredChange,
     StoredDocument,
     StoredUser,
-    decode_id,
     decode_moment,
     decode_user,
     dump_json,
@@ -534,7 +533,7 @@ class RedisStateStore(StateStore):
                 elif saved is not None and _text(saved) != "0":
                     yield read_user_id(_text(user_key), user_id)
 
-    def _users_with(self, doc_key: str) -> Iterable[str]:
+    def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:
         known = dict[Any, Any]()
         for name in ("met", "users"):
             known |= _ask(self._client.hgetall, f"{self._prefix}:{name}")
@@ -542,9 +541,9 @@ class RedisStateStore(StateStore):
             pipeline = self._client.pipeline(transaction=False)
             for user_key, _ in batch:
                 pipeline.hexists(self._keys(_text(user_key)).docs, doc_key)
-            for (_, user_id), knows in zip(batch, pipeline.execute(), strict=True):
+            for (user_key, user_id), knows in zip(batch, pipeline.execute(), strict=True):
                 if knows:
-                    yield decode_id(user_id)
+                    yield read_user_id(_text(user_key), user_id)
 
     def _forget(self, user_key: str) -> ForgottenUser:
         keys = self._keys(user_key)
@@ -674,7 +673,9 @@ class RedisPlace(ChunkPlace):
 
     def owners(self) -> list[str]:
         """The users who ever had chunks, unless they were forgotten."""
-        return [decode_id(user_id) for user_id in _ask(self._client.hvals, f"{self._prefix}:owners")]
+        listed = _ask(self._client.hgetall, f"{self._prefix}:owners")
+        found = [read_user_id(_text(user_key), user_id) for user_key, user_id in listed.items()]
+        return [user_id for user_id in found if isinstance(user_id, str)]
 
     def _delete(self, keys: _Keys, doc_key: str, copy_ids: Sequence[str]) -> int:
         gone = 0

@@ -27,13 +27,12 @@ from rag_wiki.errors import (
     StorageError,
 )
 from rag_wiki.forks import in_each_process
-from rag_wiki.storage.base import ForgottenUser, PurgedDocument, StateStore, UnreadableUser, read_user_id
+from rag_wiki.storage.base import ForgottenUser, StateStore, UnreadableUser, read_user_id
 from rag_wiki.storage.chunk_store import ChunkHits, ChunkPlace, ChunkStore, StoredCopy, owners_of, read_or_raise
 from rag_wiki.storage.codec import (
     StoredChange,
     StoredDocument,
     StoredUser,
-    decode_id,
     decode_moment,
     decode_user,
     dump_json,
@@ -65,6 +64,8 @@ __all__ = ["SQLPlace", "SQLStateStore"]
 
 logger = logging.getLogger("rag_wiki")
 
+_of_the_parent: list[object] = []
+"""Pools that a fork copied. Kept, because the driver complains of a connection that is dropped and not closed."""
 _OLDER_TABLE = "user_document_state"
 """Where release 0.2 kept its records."""
 
@@ -170,7 +171,10 @@ class SQLDatabase:
             driver.autocommit = before
 
     def scrub(self) -> None:
-        """Leave no byte of removed rows where this process can reach it. PostgreSQL's VACUUM is its operator's."""
+        """Leave no byte of removed rows where this process can reach it. PostgreSQL's VACUUM is its operator's.
+
+        The chunks do it, which go last when a user is forgotten or a document purged.
+        """
 
     def pickled_url(self) -> str:
         """The URL to open this database by elsewhere.
@@ -193,6 +197,7 @@ class SQLDatabase:
                 if self._engine is None or self._process != os.getpid():
                     if self._engine is not None:
                         # After a fork the parent's connections are not ours: leave them open for the parent.
+                        _of_the_parent.append(self._engine.pool)
                         self._engine.dispose(close=False)
                         self._end = None
                     engine = self._given or self.create_engine()
@@ -624,23 +629,16 @@ class SQLStateStore(StateStore):
         with self._database.reading() as connection:
             return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
 
-    def _users_with(self, doc_key: str) -> Iterable[str]:
+    def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:
         knows = sa.select(documents_table.c.user_key).where(documents_table.c.doc_key == doc_key)
-        query = sa.select(users_table.c.user_id).where(users_table.c.user_key.in_(knows))
+        query = sa.select(users_table.c.user_key, users_table.c.user_id).where(users_table.c.user_key.in_(knows))
         with self._database.reading() as connection:
-            return [decode_id(user_id) for user_id in connection.execute(query).scalars()]
-
-    def purge(self, doc_id: str) -> PurgedDocument:
-        """Remove a document for all users (see `StateStore.purge`)."""
-        purged = super().purge(doc_id)
-        self._database.scrub()
-        return purged
+            return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
 
     def _forget(self, user_key: str) -> ForgottenUser:
         with self._database.driver(writes=True) as cursor:
             self._database.lock_user(cursor, user_key)
             gone = [cursor.run(statement, [{"user_key": user_key}]) for statement in _DELETE_ALL]
-        self._database.scrub()
         return ForgottenUser(documents=gone[0], events=gone[1], retrieved_texts=gone[2])
 
     def _read_note(self, name: str) -> str | None:
