@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,10 @@ from langchain_core.runnables import RunnableBinding, RunnableConfig, ensure_con
 from rag_wiki.transparency.provenance import ProvenanceBlock
 
 if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
+
     from rag_wiki.retriever import RagWikiRetriever, RetrievalResult
+    from rag_wiki.tools import ToolName, UserOfTools
 
 __all__ = ["BoundRetriever"]
 
@@ -60,6 +64,22 @@ class BoundRetriever(RunnableBinding[str, list[Document]]):
             update={"bound": self._retriever.for_user(user_id), "kwargs": kwargs, "config": config},
         )
 
+    def as_tools(
+        self,
+        user_id: UserOfTools = None,
+        *,
+        include: Iterable[ToolName] | None = None,
+        prefix: str = "",
+        about: str | None = None,
+        max_characters: int = 12_000,
+    ) -> list[BaseTool]:
+        """As the retriever's, with what is bound here: keywords of a call, a user, a configuration."""
+        from rag_wiki.tools import make_tools
+
+        return make_tools(
+            self, self._retriever, user_id, include=include, prefix=prefix, about=about, max_characters=max_characters
+        )
+
     @property
     def _retriever(self) -> RagWikiRetriever:
         return cast("RagWikiRetriever", self.bound)
@@ -81,6 +101,11 @@ class BoundRetriever(RunnableBinding[str, list[Document]]):
             return attribute(*given.args, **given.kwargs)
 
         return of_the_bound_user
+
+    def _user(self, user_id: object = None, config: RunnableConfig | None = None) -> str:
+        """Who is named: here, by what is bound, by a run with this configuration, or by the retriever."""
+        named = self.kwargs.get("user_id") if user_id is None else user_id
+        return self._retriever._user(named, self._merge_configs(ensure_config(config)))
 
     def _bound_user(self) -> str | None:
         """Who is named here, or by the run that this is part of, checked; `None` where there is no word of a user."""

@@ -7,10 +7,10 @@ does (another text was embedded than the one it returns, vectors are not of leng
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,12 +22,11 @@ from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import PrivateAttr
 
+from rag_wiki import events
 from rag_wiki.search.embedding import QueryVector, check_vectors, fingerprint
 from rag_wiki.storage.chunk_store import unit_rows
 
 __all__ = ["Asked", "ByVectorRetriever", "find_by_vector"]
-
-logger = logging.getLogger("rag_wiki")
 
 Scored: TypeAlias = Sequence[tuple[Document, float]]
 
@@ -44,13 +43,19 @@ _CONVERSIONS: Mapping[str, Callable[[float], float]] = {
     "distance": lambda score: 1 - score * score / 2,
 }
 """From a score to the cosine, for vectors of length one."""
+_NEARLY = 0.02
+"""How far two scores of one document may be apart: a remote model embeds one text twice with small differences."""
 _SAME = 0.01
 """How far the cosine of a converted score may be off: stores round, and some compress their vectors."""
 _COMPARED = 4
 """Documents that are embedded to find out."""
 _MOST_TRIES = 5
 _PROVED = 2
-"""First calls that are asked both ways: a store may search by vector otherwise than by text (hybrid modes, say)."""
+"""First calls that are asked both ways: a store may search by vector otherwise than by text (hybrid modes, say).
+
+Both the documents and their scores are compared: a hybrid search finds the same documents for most questions, and other
+ones for just those that need it, but it scores by rank.
+"""
 _ALIKE = 0.8
 _IN_PLACE = 0.6
 """The shares of the documents that must be the same, and in the same place. A remote model embeds one text twice with
@@ -117,7 +122,10 @@ class ByVectorRetriever(VectorStoreRetriever):
             asked.keep(search(vector, **arguments))
         except Exception as error:  # what a store raises for what it can't do is up to its class
             return self._could_not(asked, by_text, error)
-        return self._compared(asked, by_text)
+        scored: Scored = ()
+        with contextlib.suppress(Exception):  # many stores tell no scores by text; then the documents must do
+            scored = self.vectorstore.similarity_search_with_score(query, **arguments)
+        return self._compared(asked, by_text, scored)
 
     async def _aget_relevant_documents(
         self,
@@ -137,7 +145,10 @@ class ByVectorRetriever(VectorStoreRetriever):
             asked.keep(await self._asearch(vector, arguments))
         except Exception as error:  # what a store raises for what it can't do is up to its class
             return self._could_not(asked, by_text, error)
-        return self._compared(asked, by_text)
+        scored: Scored = ()
+        with contextlib.suppress(Exception):  # many stores tell no scores by text; then the documents must do
+            scored = await self.vectorstore.asimilarity_search_with_score(query, **arguments)
+        return self._compared(asked, by_text, scored)
 
     async def _asearch(self, vector: list[float], arguments: Mapping[str, Any]) -> Scored:
         awaited: Callable[..., Awaitable[Scored]] | None = getattr(self.vectorstore, f"a{self._method}", None)
@@ -146,14 +157,22 @@ class ByVectorRetriever(VectorStoreRetriever):
         search: Callable[..., Scored] = getattr(self.vectorstore, self._method)
         return await run_in_executor(None, lambda: search(vector, **arguments))
 
-    def _compared(self, asked: Asked, by_text: list[Document]) -> list[Document]:
-        """What was found, if by vector it is what it is by text; where not, it is not asked by vector again."""
+    def _compared(self, asked: Asked, by_text: list[Document], scored: Scored) -> list[Document]:
+        """What was found, if by vector it is what it is by text; where not, it is not asked by vector again.
+
+        Args:
+            asked: What was found by vector.
+            by_text: What was found by text.
+            scored: The same with scores, where the store tells them.
+        """
         texts, found = ([document.page_content for document in documents] for documents in (by_text, asked.found))
         most = max(len(texts), len(found))
         same = sum((Counter(texts) & Counter(found)).values())
         in_place = sum(one == other for one, other in zip(texts, found, strict=False))
         if same < _ALIKE * most or in_place < _IN_PLACE * most:
             return self._give_up(asked, by_text, "it finds other documents by vector than by text")
+        if not _scores_agree(zip(asked.found, asked.scores or (), strict=False), scored):
+            return self._give_up(asked, by_text, "it scores by text otherwise than by vector, as a hybrid search does")
         # One document, or none, is found in the same order by any search.
         if most > 1:
             self._to_prove = max(self._to_prove - 1, 0)
@@ -170,8 +189,9 @@ class ByVectorRetriever(VectorStoreRetriever):
     def _give_up(self, asked: Asked, by_text: list[Document], why: str) -> list[Document]:
         """Ask by text from now on."""
         self._supported, asked.scores = False, None
-        logger.warning(
-            "context='focused' ranks the results of %s by their rank: %s", type(self.vectorstore).__name__, why
+        store = type(self.vectorstore).__name__
+        events.SOURCE_BY_RANK.log(
+            "context='focused' ranks the results of %s by their rank: %s", store, why, store=store
         )
         return by_text
 
@@ -206,9 +226,11 @@ class ByVectorRetriever(VectorStoreRetriever):
             self._conversion = fitting[0]
         elif not fitting or self._tries >= _MOST_TRIES:
             self._tries = _MOST_TRIES
-            logger.warning(
+            store = type(self.vectorstore).__name__
+            events.SOURCE_BY_RANK.log(
                 "context='focused' ranks the results of %s by their rank: its scores are no cosines of the texts",
-                type(self.vectorstore).__name__,
+                store,
+                store=store,
             )
 
     def cosines(self, asked: Asked, documents: Sequence[Document]) -> list[float] | None:
@@ -261,6 +283,24 @@ def _is_plain(kind: type[VectorStoreRetriever]) -> bool:
 def _some(documents: Sequence[Document]) -> list[int]:
     """First and last: the further apart their cosines, the less two conversions can agree by chance."""
     return sorted({*range(min(_COMPARED - 1, len(documents))), len(documents) - 1})
+
+
+def _scores_agree(by_vector: Iterable[tuple[Document, float]], by_text: Scored) -> bool:
+    """Whether documents have the same score by vector and by text, or the one is one minus the other.
+
+    Where nothing can be compared nothing speaks against it.
+    """
+    known = {document.page_content: score for document, score in by_text}
+    try:
+        pairs = [
+            (float(score), float(known[document.page_content]))
+            for document, score in by_vector
+            if document.page_content in known
+        ]
+    except (TypeError, ValueError):
+        return True
+    agree = [min(abs(one - other), abs(one + other - 1)) <= _NEARLY * max(1.0, abs(one)) for one, other in pairs]
+    return sum(agree) >= _ALIKE * len(agree)
 
 
 def _named_parameters(search: Callable[..., object]) -> frozenset[str]:

@@ -35,8 +35,11 @@ __all__ = [
 
 _POSITION = itemgetter(0)
 _ATOMS = (str, int, float, bool, type(None))
+_ATOM_SET = frozenset(_ATOMS)
 _BEYOND_ANY_ID = 10**100
 """Python refuses to write out numbers of some thousand digits."""
+_EXACT_IN_A_FLOAT = 2**53
+"""Beyond it a float may stand for several whole numbers."""
 
 
 class GlobalDocument(NamedTuple):
@@ -171,9 +174,9 @@ def as_id(value: object) -> str | None:
         text = value
     elif isinstance(value, (str, UUID, PurePath)):
         text = str(value)
-    elif isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
-        number = int(value)
-        text = str(number) if abs(number) < _BEYOND_ANY_ID else ""
+    else:
+        number = _whole(value)
+        text = str(number) if number is not None and abs(number) < _BEYOND_ANY_ID else ""
     return None if text.strip() in ("", "None") else join_halves(text)
 
 
@@ -190,10 +193,17 @@ def label(metadata: Mapping[str, Any], *keys: str) -> str:
 
 def as_number(value: object) -> int | None:
     """A whole number, Python's or numpy's, of a size that every database holds; `None` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        return None
-    number = int(value)
-    return number if -(2**63) <= number < 2**63 else None
+    number = _whole(value)
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
+def _whole(value: object) -> int | None:
+    """A whole number of any type. Some stores, Pinecone's among them, keep all numbers as floats."""
+    if isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (float, np.floating)) and float(value).is_integer() and abs(value) <= _EXACT_IN_A_FLOAT:
+        return int(value)
+    return None
 
 
 def read_global(document: Document, config: RagWikiRetrieverConfig, score: float | None = None) -> GlobalDocument:
@@ -241,8 +251,15 @@ def copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
         if type(value) not in _ATOMS:
             # What deepcopy raises is up to the value's class.
             with contextlib.suppress(Exception):
-                copied[name] = copy.deepcopy(value)
+                copied[name] = _deep_copy(value)
     return copied
+
+
+def _deep_copy(value: Any) -> Any:
+    """`copy.deepcopy`, which takes many times as long for the vectors that LangChain's filters leave."""
+    if type(value) is dict:
+        return {name: _deep_copy(own) if type(own) is list else copy.deepcopy(own) for name, own in value.items()}
+    return value.copy() if type(value) is list and _ATOM_SET.issuperset(map(type, value)) else copy.deepcopy(value)
 
 
 def _in_document_order(found: DocumentHits) -> list[ChunkHit]:

@@ -7,11 +7,11 @@ blocking and the awaiting retriever share every line of them (see `rag_wiki.step
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -21,6 +21,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableConfig
 
+from rag_wiki import events
 from rag_wiki.answer import (
     Answer,
     CopyFindings,
@@ -35,6 +36,7 @@ from rag_wiki.errors import ConfigurationError, CorruptDataError, EmbeddingUnava
 from rag_wiki.forks import in_each_process
 from rag_wiki.lifecycle.fetch_counter import SuggestionEvent
 from rag_wiki.lifecycle.query import QueryOutcome, QueryRules, account_for_query
+from rag_wiki.observing import CallTrace, observations_of
 from rag_wiki.pieces import CachedDocument, GlobalDocument, read_global
 from rag_wiki.relevance import Relevance
 from rag_wiki.saving import SaveOrder, Saver
@@ -63,8 +65,6 @@ if TYPE_CHECKING:
     from rag_wiki.by_vector import Asked, ByVectorRetriever
 
 __all__ = ["AccessCheck", "CacheFindings", "Call", "Recall", "SuggestionCallback", "embed_query"]
-
-logger = logging.getLogger("rag_wiki")
 
 AccessCheck: TypeAlias = Callable[[str, str], bool | Awaitable[bool]]
 SuggestionCallback: TypeAlias = Callable[[SuggestionEvent], Any]
@@ -112,9 +112,15 @@ class Call:
     scores: ModelScores | None = None
     """What they mean."""
     findings: CacheFindings = field(default_factory=lambda: CacheFindings())
+    is_hit: bool = False
+    """Whether a saved copy answered; known when the call is done."""
+    trace: CallTrace | None = None
+    """Where it is traced, its trace."""
 
-    def timed(self, stage: str) -> _Stage:
+    def timed(self, stage: str) -> AbstractContextManager[None]:
         """Note how long a stage takes, in milliseconds."""
+        if self.trace is not None:
+            return self.trace.stage(stage, self.timings)
         return _Stage(self.timings, stage)
 
 
@@ -219,6 +225,8 @@ class Recall:
         self._on_suggestion = on_suggestion
         self._access_check = access_check
         self._judge = CopyJudge(store, chunks, self.cache, config)
+        self.observations = observations_of(store)
+        self.observations.holds(self.cache)
         self.relevance = Relevance(store, self.cache, config, global_retriever, clock)
         # Searching beside the wrapped retriever costs two switches of threads, some 0.1 ms: more than there is to
         # gain beside one that always answers (out of memory, say) in no time.
@@ -261,15 +269,15 @@ class Recall:
             raise EmbeddingUnavailableError(msg)
         return found.model
 
-    def _warn_once(self, key: str, message: str, *arguments: object) -> None:
+    def _is_news(self, key: str) -> bool:
+        """Whether it is to be told: what was told before is not."""
         with self._lock:
             is_new = key not in self._warned
             self._warned[key] = None
             self._warned.move_to_end(key)
             if len(self._warned) > _MOST_WARNINGS:
                 self._warned.popitem(last=False)
-        if is_new:
-            logger.warning(message, *arguments)
+        return is_new
 
     def begin(self, call: Call) -> Procedure[None]:
         """Read what the store knows of the user. Never raises: what fails is said in the call's findings.
@@ -348,14 +356,14 @@ class Recall:
                         call.scores = yield self.relevance.gauge.scores(model, name, width)
                 except Exception as error:  # somebody else's model may raise anything
                     self._degrade(degraded, "the embedding model could not be calibrated", error)
-            if call.scores is not None and not call.scores.is_telling:
-                self._warn_once(
-                    f"not telling: {name}",
+            if call.scores is not None and not call.scores.is_telling and self._is_news(f"not telling: {name}"):
+                events.MODEL_NOT_TELLING.log(
                     "the embedding model %s scores unrelated texts (%.2f) about as high as matching ones (%.2f): "
                     "similarity_threshold='auto' can't tell what answers, context='focused' leaves nothing out",
                     name,
                     call.scores.unrelated.mean,
                     call.scores.matching.mean,
+                    model=name,
                 )
         return call.scores
 
@@ -455,16 +463,19 @@ class Recall:
             if affected:
                 copies = "1 saved copy" if len(affected) == 1 else f"{len(affected)} saved copies"
                 found.degraded.append(f"{copies} can't answer ({reason}); {remedy}")
-                self._warn_once(
-                    f"{reason}:{call.user_id}:{model_name}",
-                    "%s of user %r can't answer (%s; the model is %s); %s: %s",
-                    copies,
-                    call.user_id,
-                    reason,
-                    model_name,
-                    remedy,
-                    affected[:10],
-                )
+                if self._is_news(f"{reason}:{call.user_id}:{model_name}"):
+                    events.COPY_UNAVAILABLE.log(
+                        "%s of user %r can't answer (%s; the model is %s); %s: %s",
+                        copies,
+                        call.user_id,
+                        reason,
+                        model_name,
+                        remedy,
+                        affected[:10],
+                        user_id=call.user_id,
+                        reason=reason,
+                        copies=len(affected),
+                    )
 
     def _check_access(
         self, call: Call, found: CacheFindings, hits: Sequence[DocumentHits]
@@ -508,7 +519,13 @@ class Recall:
                 elif not last:
                     return None
             elif isinstance(parts, CorruptDataError):
-                logger.warning("the saved copy of document %r of user %r is unreadable", doc_id, call.user_id)
+                events.COPY_UNREADABLE.log(
+                    "the saved copy of document %r of user %r is unreadable",
+                    doc_id,
+                    call.user_id,
+                    user_id=call.user_id,
+                    doc_id=doc_id,
+                )
                 found.withhold(hit.document, "copy unreadable")
             else:
                 cached.append(CachedDocument(hit, parts, reach=self.config.expand_neighbours))
@@ -537,8 +554,8 @@ class Recall:
         if self.config.context == "focused" and cache.mode != "keyword":
             focus, cosines = yield from self._focus(call, cache, documents)
         found = None if documents is None else _read_all(documents, self.config, cosines)
-        if any(item.doc_id is None for item in found or ()):
-            self._warn_once("no id", _NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
+        if any(item.doc_id is None for item in found or ()) and self._is_news("no id"):
+            events.DOCUMENT_UNIDENTIFIED.log(_NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
         with call.timed("apply"):
             verdicts: Mapping[tuple[str, str], CopyVerdict] = {}
             if found and cache.index is not None:
@@ -552,10 +569,10 @@ class Recall:
                 query=call.query,
                 focus=focus,
             )
+            call.is_hit = cache.tells and bool(answer.findings.answered)
             outcome: QueryOutcome = yield self._apply_step(call, answer, cache)
-        if outcome.suggestions and self.embeddings.model is None:
-            self._warn_once(
-                "no model",
+        if outcome.suggestions and self.embeddings.model is None and self._is_news("no model"):
+            events.MODEL_MISSING.log(
                 "saving was suggested, and %s: pass embedding_model to RagWikiRetriever, or saving will fail",
                 self.embeddings.reason,
             )
@@ -614,14 +631,18 @@ class Recall:
             self._warn_threshold(f"{problem}; calibrate() tells more")
 
     def _warn_threshold(self, problem: str) -> None:
-        model = self.embeddings.model
-        self._warn_once(
-            "threshold",
+        if not self._is_news("threshold"):
+            return
+        threshold, model = self.config.similarity_threshold, self.embeddings.model
+        name = None if model is None else self.model_name(model)
+        events.THRESHOLD_DOUBTFUL.log(
             "similarity_threshold=%s seems to say nothing with the embedding model %s: %s. similarity_threshold='auto' "
             "finds one that does",
-            self.config.similarity_threshold,
-            None if model is None else self.model_name(model),
+            threshold,
+            name,
             problem,
+            threshold=threshold,
+            model=name,
         )
 
     def calibrate(self, user_id: str | None, model: Embeddings, *, anew: bool) -> Procedure[Calibration]:
@@ -729,6 +750,8 @@ class Recall:
             self._degrade(cache.degraded, "the state store did not answer, this query may not be counted", error)
             return QueryOutcome({})
         outcome: QueryOutcome = change.outcome
+        if change.events:
+            self.observations.tell(call.user_id, change.events, "query")
         try:
             if self.chunks is not self.store.chunk_store:
                 for doc_id, (copy_id, indices) in change.chunk_hits.items():
@@ -765,7 +788,7 @@ class Recall:
         try:
             model = self.needed_embeddings("auto_save")
             yield from self.saver.save(
-                SaveOrder(user_id, doc_id, "saved by itself (auto_save)", unless_saved=True), model
+                SaveOrder(user_id, doc_id, "saved by itself (auto_save)", unless_saved=True, cause="auto_save"), model
             )
         except Exception as error:
             self._degrade(cache.degraded, f"document {doc_id!r} could not be saved", error)
@@ -775,8 +798,9 @@ class Recall:
     def _degrade(self, degraded: list[str], what: str, error: Exception) -> None:
         degraded.append(f"{what} ({type(error).__name__})")
         # One line an incident: a store that is down is met by every call.
-        logger.warning("%s: %s: %s", what, type(error).__name__, error)
-        logger.debug("%s", what, exc_info=error)
+        kind = type(error).__name__
+        events.QUERY_DEGRADED.log("%s: %s: %s", what, kind, error, what=what, error_type=kind)
+        events.QUERY_DEGRADED_TRACE.log("%s", what, what=what, error_type=kind, error=error)
 
 
 class _ForgottenError(Exception):

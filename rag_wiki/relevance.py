@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import run_in_executor
 
+from rag_wiki import events
 from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import CorruptDataError, EmbeddingError
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rag_wiki.by_vector import ByVectorRetriever
 
 __all__ = ["ModelGauge", "Relevance", "ThresholdWatch"]
-
-logger = logging.getLogger("rag_wiki")
 
 _ModelKey: TypeAlias = tuple[str, int]
 
@@ -137,10 +135,13 @@ class ModelGauge:
             known = None if text is None else ModelScores.load(name, text)
         except CorruptDataError as error:
             self._torn.add((name, width))
-            logger.warning("%s", error)
+            events.CALIBRATION_UNREADABLE.log("%s", error, model=name)
             return None
         except Exception as error:  # what a store raises is up to its class
-            logger.warning("the calibration of %s could not be read: %s: %s", name, type(error).__name__, error)
+            kind = type(error).__name__
+            events.CALIBRATION_UNREADABLE.log(
+                "the calibration of %s could not be read: %s: %s", name, kind, error, model=name
+            )
             return None
         if known is not None:
             self._cache.keep_model_scores(known)
@@ -171,11 +172,14 @@ class ModelGauge:
             else:
                 text = self._store.keep_note(_note_of(name, width), text)
         except Exception as error:  # measured is measured
-            logger.warning("the calibration of %s could not be kept: %s: %s", name, type(error).__name__, error)
+            kind = type(error).__name__
+            events.CALIBRATION_NOT_KEPT.log(
+                "the calibration of %s could not be kept: %s: %s", name, kind, error, model=name
+            )
         known = ModelScores.load(name, text)
         self._cache.keep_model_scores(known)
         self._failed.pop(name, None)
-        logger.info("calibrated %s: %s", name, known)
+        events.MODEL_CALIBRATED.log("calibrated %s: %s", name, known, model=name)
         return known
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
+    BaseRunManager,
     CallbackManagerForRetrieverRun,
     adispatch_custom_event,
     dispatch_custom_event,
@@ -33,6 +34,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, ru
 from langchain_core.runnables.config import get_config_list, get_executor_for_config
 from pydantic import ConfigDict, InstanceOf, PrivateAttr
 
+from rag_wiki import events
 from rag_wiki.beside import Beside
 from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
@@ -46,7 +48,8 @@ from rag_wiki.errors import (
 )
 from rag_wiki.forks import in_each_process
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
-from rag_wiki.lifecycle.fetch_counter import FetchCounter, known
+from rag_wiki.lifecycle.fetch_counter import decline, known
+from rag_wiki.observing import ProcessStats
 from rag_wiki.recall import AccessCheck, Call, Recall, SuggestionCallback, embed_query
 from rag_wiki.saving import DocumentLoader, SaveOrder, Saver
 from rag_wiki.search.calibration import Calibration
@@ -66,14 +69,17 @@ from rag_wiki.storage.records import (
     check_doc_id,
     check_user_id,
 )
+from rag_wiki.tables import DocumentList
 from rag_wiki.together import Together
 from rag_wiki.transparency.latest import LatestProvenance
-from rag_wiki.transparency.provenance import ProvenanceBlock
+from rag_wiki.transparency.provenance import ProvenanceBlock, one_line
 
 if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
     from typing_extensions import Self
 
     from rag_wiki.bound import BoundRetriever
+    from rag_wiki.tools import ToolName, UserOfTools
 
 __all__ = ["RagWikiRetriever", "RetrievalResult", "UserStats"]
 
@@ -104,6 +110,31 @@ class UserStats:
     """Bytes of this user's index in this process."""
     similarity_threshold: float | None
     """The cosine from which a saved chunk answers; `None` for `"auto"` before it was calibrated in this process."""
+    queries: int = 0
+    """Questions of this user for which the wrapped retriever was asked: kept in the store, over all processes."""
+    searches: int = 0
+    """Questions of this user for which saved copies were compared, kept likewise."""
+    process: ProcessStats = field(default_factory=ProcessStats, compare=False)
+    """What happened in this process to all users of the state store: hits, misses, saves, stage timings."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        held = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "process"}
+        return {**held, "states": dict(self.states), "process": self.process.to_dict()}
+
+    def __str__(self) -> str:
+        total, states = sum(self.states.values()), [f"{count:,} {name}" for name, count in self.states.items() if count]
+        documents = f"{total:,} document{'' if total == 1 else 's'}" + (f" ({', '.join(states)})" if states else "")
+        threshold = "not calibrated" if self.similarity_threshold is None else f"{self.similarity_threshold:.3g}"
+        return "\n".join(
+            [
+                f"User {one_line(self.user_id)}",
+                f"  {documents}, {self.chunks:,} saved chunks, {self.stale:,} stale copies",
+                f"  {self.queries:,} questions, {self.searches:,} of them compared with saved copies",
+                f"  index {self.index_bytes:,} bytes in this process, similarity threshold {threshold}",
+                str(self.process),
+            ]
+        )
 
 
 @dataclass
@@ -206,7 +237,6 @@ class RagWikiRetriever(BaseRetriever):
 
     _recall: Recall = PrivateAttr()
     _latest: LatestProvenance = PrivateAttr(default_factory=LatestProvenance)
-    _counter: FetchCounter = PrivateAttr()
     _engine: DecayEngine = PrivateAttr()
 
     def __init__(
@@ -318,7 +348,6 @@ class RagWikiRetriever(BaseRetriever):
             on_suggestion=self.on_suggestion,
             access_check=self.access_check,
         )
-        self._counter = FetchCounter(store, None, config.fetch_threshold, config.reset_threshold, clock=clock)
         self._engine = DecayEngine(store, None, config.decay, chunks, clock=clock)
 
     # -- calls -----------------------------------------------------------------------------------
@@ -356,6 +385,8 @@ class RagWikiRetriever(BaseRetriever):
     def _answer(self, query: str, config: RunnableConfig | None, kwargs: dict[str, Any]) -> RetrievalResult:
         config = ensure_config(config)
         base, call = self._read_call(query, config, kwargs)
+        # Tracers show it with the run; what the caller's own metadata calls the user stands.
+        config["metadata"] = {"user_id": call.user_id, **config["metadata"]}
         handed = _Handed(self, call)
         token = _handed.set(handed)
         try:
@@ -367,6 +398,8 @@ class RagWikiRetriever(BaseRetriever):
     async def _aanswer(self, query: str, config: RunnableConfig | None, kwargs: dict[str, Any]) -> RetrievalResult:
         config = ensure_config(config)
         base, call = self._read_call(query, config, kwargs)
+        # Tracers show it with the run; what the caller's own metadata calls the user stands.
+        config["metadata"] = {"user_id": call.user_id, **config["metadata"]}
         handed = _Handed(self, call)
         token = _handed.set(handed)
         try:
@@ -453,6 +486,41 @@ class RagWikiRetriever(BaseRetriever):
         """The same retriever for another user, with the same stores and caches."""
         return self.model_copy(update={"user_id": check_user_id(user_id)})
 
+    def as_tools(
+        self,
+        user_id: UserOfTools = None,
+        *,
+        include: Iterable[ToolName] | None = None,
+        prefix: str = "",
+        about: str | None = None,
+        max_characters: int = 12_000,
+    ) -> list[BaseTool]:
+        """Tools for an agent: search, save, decline, vote, pin, remove and list the user's documents.
+
+        `search_documents` shows a model the pieces and where they came from; the artifact of its message has the
+        `provenance` (as `to_dict()` gives it) and the `documents`, in plain JSON types. The other tools are the user's
+        actions. The user is who the run names (`config={"configurable": {"user_id": ...}}`), else the retriever's own;
+        a model can't name one. What a model can put right comes back to it as a tool message with the status `error`.
+        `remove_document` can't be undone: let a person confirm it (LangChain's `HumanInTheLoopMiddleware`).
+
+        Args:
+            user_id: Whose documents, whatever the run says; or a function that finds the user in the run's
+                configuration, where `langgraph.runtime.get_runtime()` has the context.
+            include: The names of the tools wanted; all of them by default.
+            prefix: What their names begin with, where an agent has the tools of two retrievers.
+            about: What the collection holds ("the platform team's runbooks"), so that a model knows when to search.
+            max_characters: How much text a search shows the model, at most; long documents share it evenly.
+
+        Raises:
+            InvalidUserError: `user_id` is blank. In a run of a tool: nobody is named.
+            ConfigurationError: An argument is of the wrong kind, or names no tool.
+        """
+        from rag_wiki.tools import make_tools
+
+        return make_tools(
+            self, self, user_id, include=include, prefix=prefix, about=about, max_characters=max_characters
+        )
+
     def bind(self, **kwargs: Any) -> BoundRetriever:
         """The retriever with these keywords of a call; a user among them is the user of its actions too."""
         return _bound(super().bind(**kwargs))
@@ -477,6 +545,10 @@ class RagWikiRetriever(BaseRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         call = self._handed_call(query, kwargs)
+        with self._recall.observations.watch(call):
+            return self._carry_out(call, run_manager)
+
+    def _carry_out(self, call: Call, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         # Read once: pydantic finds a private attribute by a detour.
         start, recall = time.perf_counter(), self._recall
         run(recall.begin(call))
@@ -500,6 +572,7 @@ class RagWikiRetriever(BaseRetriever):
         call.provenance = provenance
         self._latest.publish(provenance)
         if run_manager.handlers:
+            _trace(run_manager, provenance)
             dispatch_custom_event(PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()})
         return documents
 
@@ -507,6 +580,10 @@ class RagWikiRetriever(BaseRetriever):
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         call = self._handed_call(query, kwargs)
+        with self._recall.observations.watch(call):
+            return await self._acarry_out(call, run_manager)
+
+    async def _acarry_out(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:
         # Read once: pydantic finds a private attribute by a detour.
         start, recall = time.perf_counter(), self._recall
         await arun(recall.begin(call))
@@ -527,6 +604,7 @@ class RagWikiRetriever(BaseRetriever):
         call.provenance = provenance
         self._latest.publish(provenance)
         if run_manager.handlers:
+            _trace(run_manager, provenance)
             await adispatch_custom_event(
                 PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()}
             )
@@ -712,7 +790,15 @@ class RagWikiRetriever(BaseRetriever):
             UnknownDocumentError: The user never met the document.
             InvalidTransitionError: The document was let go.
         """
-        return self._counter.decline_suggestion(self._user(user_id), doc_id)
+        user, moment = self._user(user_id), as_utc(self.clock())
+
+        def decide(view: UserView) -> UserChange:
+            step = decline(known(view, doc_id), self.config.fetch_threshold, moment)
+            return UserChange(records=[step.record], events=step.events)
+
+        change = self._recall.store.change(user, [doc_id], decide)
+        self._recall.observations.tell(user, change.events, "user")
+        return change.records[0]
 
     async def adecline_suggestion(self, doc_id: str, user_id: str | None = None) -> UserDocRecord:
         """`decline_suggestion` without blocking the event loop."""
@@ -850,17 +936,19 @@ class RagWikiRetriever(BaseRetriever):
 
     def documents(
         self, states: DocumentState | str | Iterable[DocumentState | str] | None = None, user_id: str | None = None
-    ) -> list[UserDocRecord]:
+    ) -> DocumentList:
         """The user's records in `states` (all when `None`), sorted by id, without their content.
 
+        A list that prints as a table, in a notebook too: state, score, why, last use.
         `state_store.get(user_id, doc_id)` has the content.
         """
         wanted = None if states is None else _states(states)
-        return self._recall.store.list_by_state(self._user(user_id), wanted, content=False)
+        records = self._recall.store.list_by_state(self._user(user_id), wanted, content=False)
+        return DocumentList(records, as_utc(self.clock()))
 
     async def adocuments(
         self, states: DocumentState | str | Iterable[DocumentState | str] | None = None, user_id: str | None = None
-    ) -> list[UserDocRecord]:
+    ) -> DocumentList:
         """`documents` without blocking the event loop."""
         return await run_in_executor(None, self.documents, states, user_id)
 
@@ -881,17 +969,34 @@ class RagWikiRetriever(BaseRetriever):
         return await run_in_executor(None, self.history, doc_id, user_id)
 
     def stats(self, user_id: str | None = None) -> UserStats:
-        """What is kept about the user, in numbers."""
-        user = self._user(user_id)
+        """What is kept about the user, in numbers; and in `process`, what happened to all users in this process.
+
+        Retrievers over one state store count together, copies of a retriever among them. `print` shows it.
+        """
+        user, recall = self._user(user_id), self._recall
         states = dict.fromkeys((state.value for state in DocumentState), 0)
         chunks = stale = 0
-        for page in self._recall.store.pages(user):
+        start = recall.store.begin_query(user, self.config.reset_threshold, self.config.decay.max_cache_miss_streak)
+        for page in recall.store.pages(user):
             for record in page:
                 states[record.user_state.value] += 1
                 chunks += record.chunk_count
                 stale += record.stale_since is not None
-        index_bytes = self._recall.cache.nbytes(user)
-        return UserStats(user, states, chunks, stale, index_bytes, self._recall.threshold_in_use(user))
+        return UserStats(
+            user_id=user,
+            states=states,
+            chunks=chunks,
+            stale=stale,
+            index_bytes=recall.cache.nbytes(user),
+            similarity_threshold=recall.threshold_in_use(user),
+            queries=start.clocks.queries,
+            searches=start.clocks.searches,
+            process=self.process_stats(),
+        )
+
+    def process_stats(self) -> ProcessStats:
+        """What happened in this process to all users of the state store; names no user and asks no store."""
+        return self._recall.observations.read()
 
     async def astats(self, user_id: str | None = None) -> UserStats:
         """`stats` without blocking the event loop."""
@@ -929,7 +1034,10 @@ class RagWikiRetriever(BaseRetriever):
         beside = recall.store.forget_user(user)
         elsewhere = 0 if recall.chunks is recall.store.chunk_store else recall.chunks.delete_user(user)
         recall.cache.forget(user)
-        return replace(beside, chunks=beside.chunks + elsewhere, files=files)
+        forgotten = replace(beside, chunks=beside.chunks + elsewhere, files=files)
+        # Not even at DEBUG does it say who: that nothing is left of a user should go for this line too.
+        events.USER_FORGOTTEN.log("a user was forgotten: %s", forgotten, **vars(forgotten))
+        return forgotten
 
     def purge(self, doc_id: str) -> PurgedDocument:
         """Remove a document that was withdrawn: for all users, from the state store, the chunk store and the folder.
@@ -940,10 +1048,11 @@ class RagWikiRetriever(BaseRetriever):
         """
         recall = self._recall
         purged = recall.store.purge(doc_id)
-        if recall.chunks is recall.store.chunk_store:
-            return purged
-        elsewhere = recall.chunks.purge(doc_id)
-        return replace(purged, copies=purged.copies + elsewhere.copies, files=purged.files + elsewhere.files)
+        if recall.chunks is not recall.store.chunk_store:
+            elsewhere = recall.chunks.purge(doc_id)
+            purged = replace(purged, copies=purged.copies + elsewhere.copies, files=purged.files + elsewhere.files)
+        events.DOCUMENT_PURGED.log("document %r was removed for all users: %s", doc_id, purged, **vars(purged))
+        return purged
 
     async def apurge(self, doc_id: str) -> PurgedDocument:
         """`purge` without blocking the event loop."""
@@ -957,6 +1066,18 @@ class RagWikiRetriever(BaseRetriever):
     def decay_engine(self) -> DecayEngine:
         """The engine over this retriever's stores, for a `DecayScheduler`."""
         return self._engine
+
+
+def _trace(run_manager: BaseRunManager, provenance: ProvenanceBlock) -> None:
+    """Add the provenance to the metadata of this run where tracers (LangSmith's, say) keep it until it ends."""
+    from langchain_core.tracers.base import BaseTracer
+
+    for handler in run_manager.handlers:
+        traced = handler.run_map.get(str(run_manager.run_id)) if isinstance(handler, BaseTracer) else None
+        if traced is not None:
+            # A new dictionary: the old one is in the hands of other handlers.
+            metadata = {**(traced.extra.get("metadata") or {}), PROVENANCE_EVENT: provenance.to_dict()}
+            traced.extra = {**traced.extra, "metadata": metadata}
 
 
 def _bound(binding: Runnable[str, list[Document]]) -> BoundRetriever:

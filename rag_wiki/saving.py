@@ -7,7 +7,6 @@ outside any lock or transaction; a removal that comes meanwhile stands.
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from numpy.typing import NDArray
 
+from rag_wiki import events as log_events
 from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import (
@@ -36,6 +36,7 @@ from rag_wiki.errors import (
 from rag_wiki.lifecycle.decay_engine import pin
 from rag_wiki.lifecycle.kept_texts import current_texts, source_version
 from rag_wiki.lifecycle.state_machine import describe, move
+from rag_wiki.observing import Cause, observations_of
 from rag_wiki.search.embedding import check_vectors, fingerprint
 from rag_wiki.steps import Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
@@ -51,9 +52,7 @@ from rag_wiki.storage.records import (
 )
 from rag_wiki.texts import flat, holds, join_texts
 
-__all__ = ["DocumentLoader", "SaveOrder", "Saver", "split_sections"]
-
-logger = logging.getLogger("rag_wiki")
+__all__ = ["DocumentLoader", "SaveOrder", "Saver", "split_sections", "splitter_of"]
 
 LoadedContent: TypeAlias = str | Document | None
 DocumentLoader: TypeAlias = Callable[[UserDocRecord], LoadedContent | Awaitable[LoadedContent]]
@@ -72,6 +71,7 @@ _OF_ONE_CHUNK = {
     "relevance_score",
     "from_cache",
     "_id",
+    "node_id",
 }
 """Metadata that belongs to a chunk or is filled in by us; the rest is the source's own."""
 
@@ -95,6 +95,8 @@ class SaveOrder:
     """The saved text is embedded anew: what is known of the copy stays."""
     unless_saved: bool = False
     """Leave a document that is saved already as it is."""
+    cause: Cause = "user"
+    """What brings it about."""
 
 
 class _Overtaken(Exception):  # noqa: N818 - no error: another save has won
@@ -147,6 +149,7 @@ class Saver:
         self._config = config
         self._loader = document_loader
         self._clock = clock
+        self._observations = observations_of(store)
 
     def save(self, order: SaveOrder, embeddings: Embeddings) -> Procedure[UserDocRecord]:
         """Save a document, or replace its copy.
@@ -159,6 +162,11 @@ class Saver:
             EmbeddingError: The model's answer can't be used.
             DocumentRemovedError: It was removed while it was being saved.
         """
+        with self._observations.working("save"):
+            saved = yield from self._save(order, embeddings)
+        return saved
+
+    def _save(self, order: SaveOrder, embeddings: Embeddings) -> Procedure[UserDocRecord]:
         # Copy ids sort by time: of two saves that overlap, the one that began last counts.
         copy_id = new_copy_id()
         if order.full_content is not None:
@@ -187,10 +195,17 @@ class Saver:
             return False
         content = record.full_content
         if content is None:
-            logger.warning("document %r of user %r has no content to embed anew; refresh() can", doc_id, user_id)
+            log_events.CONTENT_MISSING.log(
+                "document %r of user %r has no content to embed anew; refresh() can",
+                doc_id,
+                user_id,
+                user_id=user_id,
+                doc_id=doc_id,
+            )
             return False
         name = self.fingerprint(embeddings)
-        order = SaveOrder(user_id, doc_id, f"embedded anew with {name}", content, only_saved=True, same_text=True)
+        why = f"embedded anew with {name}"
+        order = SaveOrder(user_id, doc_id, why, content, only_saved=True, same_text=True, cause="reindex")
         yield from self.save(order, embeddings)
         return True
 
@@ -258,17 +273,26 @@ class Saver:
             try:
                 texts.append(path.read_text(encoding="utf-8-sig"))
             except (OSError, UnicodeDecodeError) as error:
-                logger.warning("the file of document %r can't be read: %s", record.doc_id, error)
+                log_events.FILE_UNREADABLE.log(
+                    "the file of document %r can't be read: %s",
+                    record.doc_id,
+                    error,
+                    user_id=record.user_id,
+                    doc_id=record.doc_id,
+                    error_type=type(error).__name__,
+                )
         texts = list(dict.fromkeys(text for text in texts if text.strip()))
         if len(texts) > 1:
             retrieved = [flat(piece.text) for piece in self._current_texts(record)]
             texts = [text for text in texts if retrieved and all(holds(flat(text), piece) for piece in retrieved)]
             if len(texts) != 1:
-                logger.warning(
+                log_events.FILE_AMBIGUOUS.log(
                     "the path %r of document %r leads to several files, and what was retrieved does not tell which; "
                     "none was read. Give absolute paths, or a document_loader.",
                     record.doc_path,
                     record.doc_id,
+                    user_id=record.user_id,
+                    doc_id=record.doc_id,
                 )
                 return None
         return texts[0] if texts else None
@@ -284,7 +308,7 @@ class Saver:
             own = [number for number in numbers if number is not None]
             indices = tuple(own) if len(set(own)) == len(numbers) else tuple(range(len(texts)))
         else:
-            texts = tuple(text for text in self._splitter().split_text(content.text) if text.strip())
+            texts = tuple(text for text in splitter_of(self._config).split_text(content.text) if text.strip())
             indices = tuple(range(len(texts)))
         if not texts:
             msg = f"the content of document {record.doc_id!r} for user {record.user_id!r} gives no chunk with text"
@@ -323,13 +347,6 @@ class Saver:
         if of_version and (content.pieces or all(holds(whole, flat(text.text)) for text in of_version)):
             return versions[of_version[0].digest]
         return record.source_version if content.text == record.full_content else None
-
-    def _splitter(self) -> Any:
-        if self._config.text_splitter is not None:
-            return self._config.text_splitter
-        return RecursiveCharacterTextSplitter(
-            chunk_size=self._config.chunk_size, chunk_overlap=self._config.chunk_overlap
-        )
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -376,7 +393,16 @@ class Saver:
         try:
             self._tidy_up(order, copy, readable, replaced)
         except Exception as error:  # it is saved; what is left over, the next save or sweep takes away
-            logger.warning("%s was saved; tidying up failed: %s: %s", what, type(error).__name__, error)
+            kind = type(error).__name__
+            log_events.SAVE_NOT_TIDIED.log(
+                "%s was saved; tidying up failed: %s: %s",
+                what,
+                kind,
+                error,
+                user_id=order.user_id,
+                doc_id=order.doc_id,
+                error_type=kind,
+            )
         return saved
 
     def _tidy_up(self, order: SaveOrder, copy: ChunkCopy, readable: PendingFile | None, replaced: str | None) -> None:
@@ -465,6 +491,7 @@ class Saver:
         change = self._store.change(order.user_id, [order.doc_id], decide)
         if isinstance(change.outcome, _Overtaken):
             raise change.outcome
+        self._observations.tell(order.user_id, change.events, order.cause)
         return replace(change.records[0], full_content=draft.content.text), change.outcome
 
 
@@ -524,6 +551,13 @@ def _files_at(doc_path: str, roots: Sequence[str | Path]) -> list[Path]:
             if path.is_file() and any(path.is_relative_to(root) for root in allowed):
                 found.append(path)
     return list(dict.fromkeys(found))
+
+
+def splitter_of(config: RagWikiRetrieverConfig) -> Any:
+    """What splits texts that are saved: the configured one, or the default of the configured sizes."""
+    if config.text_splitter is not None:
+        return config.text_splitter
+    return RecursiveCharacterTextSplitter(chunk_size=config.chunk_size, chunk_overlap=config.chunk_overlap)
 
 
 def split_sections(content: str, texts: Sequence[str]) -> tuple[str | None, ...]:

@@ -8,7 +8,6 @@ workers that share a store take turns.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import threading
@@ -17,6 +16,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from rag_wiki import events
 from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.errors import ConfigurationError, MissingExtraError
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["DecayScheduler"]
-
-logger = logging.getLogger("rag_wiki")
 
 _JOB = "decay"
 _FAILED = "the decay job failed for user %r; the other users are not affected"
@@ -153,8 +151,8 @@ class DecayScheduler:
         now = self._clock()
         try:
             last = self._store.job_time(_JOB)
-        except Exception:  # a store that is down for a while must not end the schedule
-            logger.exception("the state store could not tell when the decay job last began")
+        except Exception as error:  # a store that is down for a while must not end the schedule
+            _log_failure("the state store could not tell when the decay job last began", "ask when it is due", error)
             return _RETRY_SECONDS
         if last is None or last == self._uncertain:
             return 0.0
@@ -168,8 +166,8 @@ class DecayScheduler:
             users = self._store.active_users()
             if self._takes_turn(now):
                 self._run(users, self._stopping, self._run_user)
-        except Exception:
-            logger.exception("the decay job could not begin; it is tried again")
+        except Exception as error:
+            _log_failure("the decay job could not begin; it is tried again", "begin", error)
 
     def _takes_turn(self, now: datetime) -> bool:
         if self._uncertain is not None and self._store.job_time(_JOB) == self._uncertain:
@@ -192,9 +190,9 @@ class DecayScheduler:
         stopping: threading.Event,
         run_user: Callable[[str, datetime], None],
     ) -> None:
-        users, unreadable = found
+        users, unreadable = list(found[0]), found[1]
         for user_id, error in unreadable.items():
-            logger.error(_FAILED, user_id, exc_info=error)
+            _log_failed_user(user_id, error)
         failures = {**unreadable, **self._for_each(users, stopping, run_user)}
         self.failures = failures
         if stopping.is_set():
@@ -202,11 +200,19 @@ class DecayScheduler:
         try:
             self._engine.tidy()
             owners = self._engine.chunk_owners()
-        except Exception:
+        except Exception as error:
             # What was scored is scored; what crashes left waits for the next run.
-            logger.exception("what crashes left could not be looked for")
+            _log_failure("what crashes left could not be looked for", "look for leftovers", error)
             return
         self.failures = failures | self._for_each(owners, stopping, self._sweep)
+        if not stopping.is_set():
+            events.DECAY_JOB_DONE.log(
+                "the decay job ran for %d users; it failed for %d of them",
+                len(users) + len(unreadable),
+                len(self.failures),
+                users=len(users) + len(unreadable),
+                failed=len(self.failures),
+            )
 
     def _sweep(self, user_id: str, _: datetime) -> None:
         self._engine.sweep(user_id)
@@ -222,7 +228,7 @@ class DecayScheduler:
             try:
                 act(user_id, self._clock())
             except Exception as error:
-                logger.exception(_FAILED, user_id)
+                _log_failed_user(user_id, error)
                 failures[user_id] = error
         return failures
 
@@ -332,6 +338,14 @@ class _APSchedulerTimer:
     @staticmethod
     def _moment(seconds: float) -> datetime:
         return utc_now() + timedelta(seconds=min(seconds, _LONGEST_WAIT_SECONDS))
+
+
+def _log_failed_user(user_id: str, error: Exception) -> None:
+    events.DECAY_JOB_USER_FAILED.log(_FAILED, user_id, user_id=user_id, error=error, error_type=type(error).__name__)
+
+
+def _log_failure(message: str, step: str, error: Exception) -> None:
+    events.DECAY_JOB_FAILED.log(message, error=error, step=step, error_type=type(error).__name__)
 
 
 def _apscheduler() -> Any:

@@ -164,6 +164,9 @@ def run(procedure: Procedure[T]) -> T:
                 step = procedure.send(value)
     except StopIteration as end:
         return cast("T", end.value)
+    finally:
+        # Interrupted in a step, it ends its own `with` blocks now, not when it is collected.
+        procedure.close()
 
 
 async def arun(procedure: Procedure[T]) -> T:
@@ -179,3 +182,5 @@ async def arun(procedure: Procedure[T]) -> T:
                 step = procedure.send(value)
     except StopIteration as end:
         return cast("T", end.value)
+    finally:
+        procedure.close()

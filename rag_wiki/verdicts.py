@@ -82,7 +82,7 @@ class CopyJudge:
         stored = self._store.get(user_id, record.doc_id)
         if stored is not None and holds(flat(stored.full_content or ""), shown):
             return same
-        if record.content_source == "retrieved" and self._is_another_part(item, document, parts):
+        if record.content_source == "retrieved" and self._is_another_part(user_id, item, document, parts):
             return replace(same, is_new=True)
         return replace(same, stale="the source shows a text that the copy does not contain")
 
@@ -94,16 +94,24 @@ class CopyJudge:
             raise parts
         return parts
 
-    def _is_another_part(self, item: GlobalDocument, document: IndexedDocument, parts: Sequence[str]) -> bool:
+    def _is_another_part(
+        self, user_id: str, item: GlobalDocument, document: IndexedDocument, parts: Sequence[str]
+    ) -> bool:
         """Whether a piece is of a part that an incomplete copy lacks, rather than a part of it that changed.
 
-        The number of the chunk tells, where it has one. Else a text that is much like one in the copy is its new
-        version, and one that is like none is another part.
+        The number of the chunk tells, where it has one that the copy knows for one piece. Else a text that is much
+        like one in the copy is its new version, and one that is like none is another part.
         """
         copy = document.copy
-        if item.chunk_index is not None:
+        if item.chunk_index is not None and not self._is_shared(item.chunk_index, user_id, document, parts):
             return copy is None or item.chunk_index not in copy.indices
         return not any(are_alike(item.document.page_content, part) for part in parts)
+
+    def _is_shared(self, number: int, user_id: str, document: IndexedDocument, parts: Sequence[str]) -> bool:
+        """Whether several texts of a copy stand under one number: they are parts of a piece that was cut."""
+        held = {flat(part) for part in parts}
+        texts = self._store.retrieved_texts(user_id, document.record.doc_id)
+        return len({flat(text.text) for text in texts if text.chunk_index == number} & held) > 1
 
     def _verdict(self, key: tuple[str, str, str, str]) -> CopyVerdict | None:
         with self._lock:

@@ -43,6 +43,9 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 from rag_wiki.adapters.llamaindex import LlamaIndexRetrieverAdapter, node_to_document
 from rag_wiki.errors import ConfigurationError, MissingExtraError
 
+# LlamaIndex looks whether LangChain's community package is there; where it is, that says that it has been retired.
+pytestmark = pytest.mark.filterwarnings("ignore:.langchain-community. is being sunset:DeprecationWarning")
+
 TOPICS = ("apple", "boat", "cloud")
 
 

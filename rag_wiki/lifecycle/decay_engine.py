@@ -9,11 +9,13 @@ from datetime import datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_wiki import events
 from rag_wiki.clock import Clock, as_utc, days_between, later, utc_now
 from rag_wiki.config import DecayConfig
 from rag_wiki.errors import InvalidTransitionError
 from rag_wiki.lifecycle.fetch_counter import Step, known
 from rag_wiki.lifecycle.state_machine import NO_TEXTS, StateMachine, describe, move
+from rag_wiki.observing import observations_of
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.records import (
@@ -233,7 +235,23 @@ class DecayEngine:
         Raises:
             CorruptDataError: When all others are done: some records can't be read back.
         """
-        moment = as_utc(now or self._clock())
+        documents = moved = 0
+        with observations_of(self._store).working("decay") as run:
+            for page in self._decay_pages(user_id, as_utc(now or self._clock())):
+                documents += len(page)
+                moved += sum(result.transitioned for result in page)
+                yield page
+        events.DECAY_RUN.log(
+            "%d saved documents were scored, %d of them moved",
+            documents,
+            moved,
+            user_id=user_id,
+            documents=documents,
+            moved=moved,
+            duration_ms=round(run.milliseconds, 3),
+        )
+
+    def _decay_pages(self, user_id: str, moment: datetime) -> Iterator[list[DecayResult]]:
         pages = self._store.change_pages(
             user_id,
             SAVED_STATES,
@@ -242,6 +260,7 @@ class DecayEngine:
         )
         for change in pages:
             outcome: _PageOutcome = change.outcome
+            observations_of(self._store).tell(user_id, change.events, "decay")
             for doc_id, copy_id in outcome.gone:
                 # Copies go last: a sweep finds those for whom it has something to do by them.
                 self._settle(user_id, doc_id)
@@ -384,6 +403,7 @@ class DecayEngine:
             change = self._store.overwrite(user_id, doc_id, decide)
         else:
             change = self._store.change(user_id, [doc_id], decide)
+        observations_of(self._store).tell(user_id, change.events, "user")
         return change.outcome, change.records[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from rag_wiki.storage.codec import plain
@@ -44,13 +45,14 @@ def current_texts(
     in_turn = sorted(kept, key=lambda text: seen[text.digest])
     named = [version for text in in_turn if (version := versions[text.digest]) is not None]
     in_turn = [text for text in in_turn if versions[text.digest] in (None, *named[-1:])]
-    latest = {text.digest if text.chunk_index is None else text.chunk_index: text for text in in_turn}.values()
+    numbers = _numbers(kept, seen)
+    latest = {text.digest if numbers[text.digest] is None else numbers[text.digest]: text for text in in_turn}.values()
     current: list[RetrievedText] = []
     for text in [text for text in kept if text in latest]:
         old = [
             at
             for at, other in enumerate(current)
-            if (other.chunk_index is None or text.chunk_index is None)
+            if (numbers[other.digest] is None or numbers[text.digest] is None)
             and (versions[other.digest] is None or versions[text.digest] is None)
             and seen[other.digest] < text.first_seen
             and are_alike(other.text, text.text)
@@ -65,3 +67,18 @@ def current_texts(
     if all(text.chunk_index is not None for text in current):
         current.sort(key=lambda text: text.chunk_index or 0)
     return current
+
+
+def _numbers(texts: Sequence[RetrievedText], seen: Mapping[str, int]) -> dict[str, int | None]:
+    """The number of the piece that each text is, where it has one that tells: digest → number.
+
+    Under one that a query gave to several unlike texts stand parts of a piece: a compressor has cut it, say.
+    """
+    shared = {
+        text.chunk_index
+        for text, other in combinations([text for text in texts if text.chunk_index is not None], 2)
+        if text.chunk_index == other.chunk_index
+        and (0 < text.first_seen == other.first_seen or 0 < seen[text.digest] == seen[other.digest])
+        and not are_alike(text.text, other.text)
+    }
+    return {text.digest: None if text.chunk_index in shared else text.chunk_index for text in texts}

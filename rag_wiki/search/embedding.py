@@ -27,8 +27,17 @@ _MODEL_ATTRIBUTES = (
     "endpoint_name",
 )
 _EMBEDDING_ATTRIBUTES = ("embeddings", "embedding", "embedding_model", "embedding_function")
-_INNER_ATTRIBUTES = ("vectorstore", "retriever", "base_retriever", "retrievers", "bound", "default", "steps")
-"""Public places where LangChain's own wrappers keep what they wrap."""
+_INNER_ATTRIBUTES = (
+    "vectorstore",
+    "retriever",
+    "base_retriever",
+    "retrievers",
+    "bound",
+    "default",
+    "steps",
+    "embed_models",
+)
+"""Public places where LangChain's own wrappers keep what they wrap, and ours the models of another library's."""
 _MOST_LEVELS, _MOST_HOLDERS = 12, 400
 """How far and how wide a model is looked for."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from rag_wiki import events
 from rag_wiki.clock import as_utc
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
@@ -39,8 +39,6 @@ from rag_wiki.storage.chunk_store import (
 )
 
 __all__ = ["DiskPlace", "DocumentFolder", "MemoryPlace", "PendingFile"]
-
-logger = logging.getLogger("rag_wiki")
 
 
 class MemoryPlace(ChunkPlace):
@@ -477,7 +475,9 @@ def _tidy(folders: Iterable[Path]) -> None:
                 continue
             except OSError as error:
                 # The next sweep tries again; other users' folders must not wait for this one.
-                logger.warning("%s, left over from a crash, can't be removed: %s", path, error)
+                events.LEFTOVER_KEPT.log(
+                    "%s, left over from a crash, can't be removed: %s", path, error, file=str(path)
+                )
         _remove_empty(folder)
 
 
@@ -597,7 +597,9 @@ def _read_hits(paths: Iterable[Path]) -> list[_HitsFile]:
             file = _read_hits_file(path)
         except (OSError, CorruptDataError) as error:
             # Hits tell how much a copy is used; whatever became of them, the copy is as good as before.
-            logger.warning("the hits of %s can't be read and count for nothing: %r", path.name, error)
+            events.HITS_UNREADABLE.log(
+                "the hits of %s can't be read and count for nothing: %r", path.name, error, file=path.name
+            )
             file = _HitsFile(_writer_of(path), [])
         if file is not None:
             found.append(file)
@@ -665,7 +667,9 @@ def _make_few(paths: Sequence[Path], chunks: Path) -> None:
             for path in ours:
                 path.unlink(missing_ok=True)
     except (OSError, CorruptDataError) as error:
-        logger.warning("hits beside %s are not summed up this time: %r", chunks.name, error)
+        events.HITS_NOT_SUMMED.log(
+            "hits beside %s are not summed up this time: %r", chunks.name, error, file=chunks.name
+        )
     finally:
         if not chunks.exists():
             # It was removed meanwhile; hits without it would be left over for good.

@@ -396,7 +396,7 @@ def decode_record(stored: StoredDocument, clocks: Clocks, user_key: str) -> User
             *owner, held["full_content"] = _parse(stored.content, f"content of {_record_at(stored)}", list)
             if owner != [user_key, stored.key] or not isinstance(held["full_content"], str):
                 raise _unreadable(stored, "its content is not its own")
-        texts = held["user_id"], held["doc_id"], held["doc_title"], held["doc_path"]
+        texts = held["user_id"], held["doc_id"], held["doc_title"], held["doc_path"], held["why"]
         if len(held) != len(_DEFAULTS) or {*map(type, texts)} != {str}:
             raise _unreadable(stored, f"its fields are {', '.join(sorted(payload))}")
         if (storage_key(held["user_id"]), storage_key(held["doc_id"])) != (user_key, stored.key):

@@ -176,6 +176,8 @@ class UserDocRecord:
     A record that says `SAME_LIFE` keeps the life of the one that it replaces. A save that began in another life
     saves nothing.
     """
+    why: str = field(default="", compare=False)
+    """Why it stands where it does: the reason of the last step that its history tells of. A change fills it in."""
 
     def __post_init__(self) -> None:
         self.user_id, self.doc_id = check_user_id(self.user_id), check_doc_id(self.doc_id)
@@ -368,6 +370,10 @@ class UserView:
     """How many documents are saved."""
 
 
+_NO_STEPS = frozenset({"refreshed", "stale", "voted"})
+"""Events of a document after which it stands where it stood."""
+
+
 @dataclass(frozen=True)
 class UserChange:
     """What a rule wants done, all of it or nothing."""
@@ -395,6 +401,14 @@ class UserChange:
     """How far the search clock moves."""
     outcome: Any = None
     """Whatever the rule tells its caller; not stored."""
+
+    def __post_init__(self) -> None:
+        if not self.events:
+            return
+        # Records say why they stand where they do: who lists them reads no histories, a trip for each of them.
+        whys = {event.doc_id: event.why for event in self.events if event.what not in _NO_STEPS}
+        told = [record.changed(why=whys.get(record.doc_id, record.why)) for record in self.records]
+        object.__setattr__(self, "records", told)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ the way connections are made and locked. The tables are in `sql_tables`.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import weakref
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, ClassVar
 
+from rag_wiki import events
 from rag_wiki.clock import as_utc
 from rag_wiki.errors import (
     ConfigurationError,
@@ -61,8 +61,6 @@ from rag_wiki.storage.sql_tables import (
 from rag_wiki.turn import Turn
 
 __all__ = ["SQLPlace", "SQLStateStore"]
-
-logger = logging.getLogger("rag_wiki")
 
 _of_the_parent: list[object] = []
 """Pools that a fork copied. Kept, because the driver complains of a connection that is dropped and not closed."""
@@ -242,12 +240,13 @@ class SQLDatabase:
             return
         count = connection.execute(sa.select(sa.func.count()).select_from(sa.table(_OLDER_TABLE))).scalar_one()
         if count:
-            logger.warning(
+            events.DATABASE_OLDER.log(
                 "%r holds records of langchain-rag-wiki 0.2 (%d, in the table %s). They stay there and are not read: "
-                "documents saved with 0.2 are to be saved again.",
+                "`python -m rag_wiki.migrate` brings them over.",
                 self,
                 count,
                 _OLDER_TABLE,
+                records=count,
             )
 
     def _is_set_up(self, engine: Engine) -> bool:

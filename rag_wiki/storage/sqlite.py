@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sqlite3
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rag_wiki import events
 from rag_wiki.errors import ConfigurationError, MissingExtraError
 from rag_wiki.forks import in_each_process
 from rag_wiki.storage.codec import StoredUser, decode_user
@@ -30,8 +30,6 @@ from rag_wiki.storage.sql import _USER, SQLDatabase, SQLStateStore, _shown
 from rag_wiki.storage.sql_driver import DriverCursor
 
 __all__ = ["SQLiteStateStore"]
-
-logger = logging.getLogger("rag_wiki")
 
 _WAIT_SECONDS = 30.0
 """How long a writer waits for another one before it gives up, unless the URL says `?timeout=` seconds."""
@@ -102,7 +100,9 @@ class SQLiteDatabase(SQLDatabase):
         """Let go of a file that was deleted or replaced: what is written into it, nobody ever reads."""
         with self._setup.take():
             if self._engine is engine:
-                logger.warning("%s was deleted or replaced; what is there now is used from here on", self._url.database)
+                events.DATABASE_REPLACED.log(
+                    "%s was deleted or replaced; what is there now is used from here on", self._url.database
+                )
                 self._opened = None
                 self.close()
 
@@ -157,7 +157,7 @@ class SQLiteDatabase(SQLDatabase):
         finally:
             connection.close()
         if busy:
-            logger.warning(
+            events.DATABASE_LOG_KEPT.log(
                 "%s-wal still holds what was removed: a reader was in its way for %.0f seconds. It goes with the next "
                 "checkpoint; PRAGMA wal_checkpoint(TRUNCATE) makes one.",
                 self._url.database,

@@ -54,6 +54,7 @@ def _full_record() -> UserDocRecord:
         retrieved_seen=(7, 9),
         life=11,
         retrieved_chars=345,
+        why="the user pinned it",
     )
 
 
@@ -82,8 +83,12 @@ class RecordPromises:
 
         store.upsert(record)
 
-        assert store.get("alice", "d") == record
+        found = store.get("alice", "d")
+        assert found == record
         assert store.list_pinned("alice") == [record]
+        # The fields that are no part of what makes two records equal.
+        assert found is not None
+        assert (found.life, found.why) == (record.life, record.why)
 
     def test_defaults_come_back(self, store: StateStore) -> None:
         """A record of defaults comes back as it is."""

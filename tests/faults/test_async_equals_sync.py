@@ -217,7 +217,7 @@ def public_methods() -> dict[str, Callable[..., Any]]:
 
 
 BINDING = {"bind", "with_config", "with_listeners", "with_alisteners", "with_types"}
-NO_TWIN_NEEDED = {"for_user", "model_copy", "model_post_init", *BINDING}
+NO_TWIN_NEEDED = {"as_tools", "for_user", "process_stats", "model_copy", "model_post_init", *BINDING}
 """They touch no store and ask nobody."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 CORE = ("langchain-core", "langchain-text-splitters", "numpy")
-EXTRAS = {"sqlite", "postgres", "redis", "scheduler", "llama", "local"}
+EXTRAS = {"sqlite", "postgres", "redis", "scheduler", "llama", "local", "otel"}
 
 ONLY = """
 import sys
