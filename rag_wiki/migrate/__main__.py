@@ -1,0 +1,173 @@
+"""The command line: `python -m rag_wiki.migrate OLD NEW`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TextIO
+
+from langchain_core.embeddings import Embeddings
+
+from rag_wiki.config import RagWikiRetrieverConfig
+from rag_wiki.errors import ConfigurationError, RagWikiError
+from rag_wiki.migrate.carry import carry
+from rag_wiki.migrate.report import MigrationReport
+
+__all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  python -m rag_wiki.migrate sqlite:///rag_wiki.db sqlite:///new.db --dry-run
+  python -m rag_wiki.migrate sqlite:///rag_wiki.db sqlite:///rag_wiki.db --chunks wiki --wiki-save-dir wiki
+  python -m rag_wiki.migrate redis://localhost/0 postgresql://app@db/app --embeddings ollama:nomic-embed-text
+
+Stop the application first. The old place is only read; running this again adds what is missing.
+
+exit codes: 0 all is there and was read back; 1 it could not be done; 2 wrong arguments; 3 done, but some records could
+not be brought over, or were not read back as written: they are named; 130 interrupted
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments; those of the process when `None`.
+
+    Returns:
+        The exit code.
+    """
+    options = _parser().parse_args(argv)
+    progress = _Progress(sys.stderr)
+    try:
+        report = carry(
+            options.old,
+            options.new,
+            old_chunks=options.chunks,
+            embedding_model=None if options.embeddings is None else _embeddings(options.embeddings),
+            config=RagWikiRetrieverConfig(wiki_save_dir=options.wiki_save_dir, embedding_name=options.embedding_name),
+            dry_run=options.dry_run,
+            overwrite=options.overwrite,
+            on_progress=None if options.quiet else progress,
+        )
+    except KeyboardInterrupt:
+        progress.end()
+        _say(sys.stderr, "interrupted. What was brought over so far stays; the next run goes on from there.")
+        return 130
+    except Exception as error:  # each database and each model has errors of its own, and people read one sentence
+        progress.end()
+        kind = "" if isinstance(error, RagWikiError) else f"{type(error).__name__}: "
+        _say(sys.stderr, f"rag_wiki.migrate: {kind}{error}")
+        return 1
+    progress.end()
+    _say(sys.stdout, json.dumps(report.to_dict(), indent=2) if options.json else _told(report, options))
+    return 0 if report.is_whole else 3
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rag_wiki.migrate",
+        description="Bring what langchain-rag-wiki 0.2 kept over into a place of this release, and read it back.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("old", metavar="OLD", help="sqlite:///path.db, a path, or redis://host:6379/0")
+    parser.add_argument("new", metavar="NEW", help="sqlite:///path.db, postgresql://… or redis://…; may be the old one")
+    parser.add_argument("--chunks", metavar="FOLDER", help="the wiki_save_dir of 0.2.2 or 0.2.4, which has the chunks")
+    parser.add_argument(
+        "--wiki-save-dir",
+        metavar="FOLDER",
+        help="the wiki_save_dir of your settings now, where chunks go to; without it they go beside the state",
+    )
+    parser.add_argument(
+        "--embeddings",
+        metavar="MODEL",
+        help="the embedding model, as provider:model or local: old vectors stay where they are this model's, the "
+        "others are made; without it, reindex() makes them later",
+    )
+    parser.add_argument("--embedding-name", metavar="NAME", help="the embedding_name of your settings, if you set one")
+    parser.add_argument("--overwrite", action="store_true", help="replace what the new place has in another form")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing, only say what would be done")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, with every document named")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def _embeddings(name: str) -> Embeddings:
+    """The embedding model of a name.
+
+    Raises:
+        ConfigurationError: `langchain`, which knows the providers, is not installed.
+        MissingExtraError: The local model is not installed.
+    """
+    if name == "local":
+        from rag_wiki.embeddings import LocalEmbeddings
+
+        return LocalEmbeddings()
+    try:
+        from langchain.embeddings import init_embeddings
+    except ImportError as error:
+        msg = f"--embeddings {name} needs langchain and the provider's package. Install it with: pip install langchain"
+        raise ConfigurationError(msg) from error
+    return init_embeddings(name)
+
+
+def _told(report: MigrationReport, options: argparse.Namespace) -> str:
+    lines = [report.render(), ""]
+    if report.chunks and options.wiki_save_dir is None and options.chunks is not None:
+        lines.append(
+            "Chunks are beside the state, where a retriever without wiki_save_dir looks. If your settings have one, "
+            "run this again with --wiki-save-dir."
+        )
+    if report.chunks and options.chunks is None:
+        lines.append("Chunks were split from the contents. If 0.2 had a wiki_save_dir, --chunks brings its own.")
+    if options.embeddings is None and report.chunks:
+        lines.append("Vectors wait for the model: give it with --embeddings, or call reindex() for each user.")
+    if report.dry_run:
+        lines.append("This was a dry run: nothing was written.")
+    elif report.is_whole:
+        lines.append("All of it is in the new place, read back and compared. Nothing in the old place was changed.")
+    else:
+        lines.append("Not all of it is there: see above.")
+    return "\n".join(lines)
+
+
+class _Progress:
+    """One line on a terminal, or a line now and then elsewhere."""
+
+    _every_seconds = 5.0
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._on_terminal = stream.isatty()
+        self._began = self._told = time.monotonic()
+        self._is_open = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell how far it is."""
+        now = time.monotonic()
+        if not self._on_terminal and now - self._told < self._every_seconds:
+            return
+        self._told = now
+        start, end = ("\r", "") if self._on_terminal else ("", "\n")
+        rate = done / max(now - self._began, 1e-9)
+        self._stream.write(f"{start}{done:,} of {total:,} records ({rate:,.0f} a second){end}")
+        self._stream.flush()
+        self._is_open = self._on_terminal
+
+    def end(self) -> None:
+        """End the line."""
+        if self._is_open:
+            self._stream.write("\n")
+            self._is_open = False
+
+
+def _say(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""Writing into the new place, and reading back what was written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from datetime import datetime
+
+import numpy as np
+
+from rag_wiki.clock import Clock
+from rag_wiki.errors import CorruptDataError
+from rag_wiki.lifecycle.state_machine import describe
+from rag_wiki.migrate.item import Item
+from rag_wiki.migrate.report import MigrationReport
+from rag_wiki.migrate.vectors import Model
+from rag_wiki.storage.base import StateStore
+from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore
+from rag_wiki.storage.records import DocumentEvent, DocumentState, RetrievedText, UserChange, UserDocRecord, UserView
+
+__all__ = ["Writer"]
+
+_COPY_FIELDS = ("copy_id", "chunk_count", "content_source")
+_TEXT_FIELDS = ("retrieved", "retrieved_seen", "retrieved_chars")
+_WHY = "brought over from release 0.2"
+_WHAT = {
+    DocumentState.SURFACED: "surfaced",
+    DocumentState.SUGGESTED: "suggested",
+    DocumentState.CLAIMED: "saved",
+    DocumentState.PINNED: "pinned",
+    DocumentState.DEMOTED: "demoted",
+}
+
+
+class Writer:
+    """Writes documents, a page of one user at a time.
+
+    Args:
+        store: The new place.
+        chunks: Where its chunks go.
+        report: Told what was done.
+        clock: Tells the time of the entry in each document's history.
+        dry_run: Write nothing.
+        overwrite: Replace what the new place has in another form.
+        is_there: There is a new place to look into: a dry run makes none.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        chunks: ChunkStore,
+        report: MigrationReport,
+        clock: Clock,
+        *,
+        dry_run: bool,
+        overwrite: bool,
+        is_there: bool,
+    ) -> None:
+        self._store = store
+        self._chunks = chunks
+        self._report = report
+        self._clock = clock
+        self._dry_run = dry_run
+        self._overwrite = overwrite
+        self._is_there = is_there
+        self._user: tuple[str, bool] = ("", False)
+
+    # -- what is there already -------------------------------------------------------------------
+
+    def compare(self, items: Sequence[Item], model: Model | None) -> list[Item]:
+        """Those that are to be written, with the records that the new place has of them; the others are counted."""
+        return [item for item in items if self._is_to_write(item, model)]
+
+    def _is_to_write(self, item: Item, model: Model | None) -> bool:
+        record = item.record
+        if not self._knows(record.user_id):
+            return True
+        try:
+            item.existing = self._store.get(record.user_id, record.doc_id)
+        except CorruptDataError as error:
+            item.gives_way = self._overwrite
+            if not self._overwrite:
+                self._report.kept.append(item.note(str(error)))
+            return self._overwrite
+        if item.existing is None:
+            return True
+        difference = _difference(item.existing, item)
+        if difference:
+            if not self._overwrite:
+                self._report.kept.append(item.note(f"it has another {', '.join(difference)}"))
+            return self._overwrite
+        item.completes = not self._lacks_nothing(item, item.existing, model)
+        if not item.completes:
+            self._report.there += 1
+            self._note_if_lost(item, item.existing)
+        return item.completes
+
+    def _knows(self, user_id: str) -> bool:
+        """Whether the new place had anything of the user before this run."""
+        if self._user[0] != user_id:
+            self._user = (user_id, self._is_there and self._store.revision(user_id) != 0)
+        return self._user[1]
+
+    def _lacks_nothing(self, item: Item, existing: UserDocRecord, model: Model | None) -> bool:
+        draft = item.draft
+        if not draft.record.saved:
+            return bool(existing.retrieved) or not draft.texts
+        if draft.copy is None:
+            return True
+        if existing.copy_id is None:
+            return False
+        try:
+            copy = self._chunks.load_copy(existing.user_id, existing.doc_id, existing.copy_id)
+        except CorruptDataError:
+            return False
+        if copy is None:
+            return False
+        if model is not None:
+            return copy.embedding == model.name and copy.vectors is not None and copy.vectors.shape[1] == model.width
+        return copy.vectors is not None or draft.copy.vectors is None
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def write(self, user_id: str, items: Sequence[Item]) -> None:
+        """Write documents: the copies first, then the records that name them, all in one step."""
+        if self._dry_run:
+            for item in items:
+                self._count(item)
+            return
+        for item in items:
+            if item.gives_way:
+                # What can't be read back would keep the others from being changed along with it.
+                self._write(user_id, [item])
+        self._write(user_id, [item for item in items if not item.gives_way])
+
+    def _write(self, user_id: str, items: Sequence[Item]) -> None:
+        if not items:
+            return
+        try:
+            for item in items:
+                self._write_copy(item)
+            written = self._write_records(user_id, items)
+        except BaseException:
+            # No record names these copies; and why it failed is what the caller must see.
+            for item in items:
+                with contextlib.suppress(Exception):
+                    self._drop_copy(item)
+            raise
+        for item in items:
+            if item.record.doc_id not in written:
+                self._drop_copy(item)
+                self._report.kept.append(item.note("it was changed in the new place meanwhile"))
+                continue
+            self._tidy_up(item)
+            self._count(item)
+            self._read_back(item)
+
+    def _write_copy(self, item: Item) -> None:
+        if item.copy is None:
+            return
+        user_id, doc_id = item.record.user_id, item.record.doc_id
+        self._chunks.save_copy(user_id, doc_id, item.copy)
+        for index, hits in item.hits.items():
+            self._chunks.place.add_hits(user_id, doc_id, item.copy.copy_id, [index], hits.last, hits.count)
+
+    def _drop_copy(self, item: Item) -> None:
+        if item.copy is not None:
+            self._chunks.place.delete(item.record.user_id, item.record.doc_id, [item.copy.copy_id])
+
+    def _write_records(self, user_id: str, items: Sequence[Item]) -> set[str]:
+        """The ids of those that were written; somebody else may have changed one meanwhile."""
+        now = self._clock()
+
+        def decide(view: UserView) -> UserChange:
+            going = [item for item in items if self._overwrite or _is_unchanged(item, view)]
+            ids = [item.record.doc_id for item in going]
+            return UserChange(
+                records=[replace(item.after, full_content=None) for item in going],
+                contents={item.record.doc_id: item.after.full_content for item in going},
+                events=[
+                    _event(item.record, now) for item in going if not item.completes and item.record.user_state in _WHAT
+                ],
+                clear_texts=ids,
+                texts=[text for item in going for text in item.draft.texts],
+                outcome=set(ids),
+            )
+
+        if len(items) == 1 and items[0].gives_way:
+            change = self._store.overwrite(user_id, items[0].record.doc_id, decide)
+        else:
+            change = self._store.change(user_id, [item.record.doc_id for item in items], decide)
+        written: set[str] = change.outcome
+        return written
+
+    def _tidy_up(self, item: Item) -> None:
+        user_id, doc_id = item.record.user_id, item.record.doc_id
+        if item.record.saved:
+            self._chunks.settle(user_id, doc_id, lambda: self._store.get(user_id, doc_id))
+        replaced = None if item.existing is None else item.existing.copy_id
+        if replaced is not None:
+            self._chunks.retire(user_id, doc_id, replaced, keep=None if item.copy is None else item.copy.copy_id)
+
+    def _count(self, item: Item) -> None:
+        report, record = self._report, item.after
+        if item.completes:
+            report.completed += 1
+        else:
+            report.brought[record.user_state.value] += 1
+        report.contents += record.full_content is not None
+        report.kept_texts += len(item.draft.texts)
+        report.user_pins += record.pinned_by_user
+        report.notes += [item.note(text) for text in item.draft.notes]
+        if item.copy is not None:
+            chunks, without = len(item.copy.indices), len(item.copy.without_vector)
+            report.chunks += chunks
+            setattr(report, item.tally, getattr(report, item.tally) + chunks - without)
+            report.vectors_missing += without
+        self._note_if_lost(item, record)
+
+    def _note_if_lost(self, item: Item, record: UserDocRecord) -> None:
+        if record.saved and record.copy_id is None:
+            why = f"it is {record.user_state}, and there is neither its text nor a chunk of it"
+            self._report.lost.append(item.note(why))
+
+    # -- reading back ----------------------------------------------------------------------------
+
+    def _read_back(self, item: Item) -> None:
+        try:
+            wrong = [*self._differing_fields(item), *self._differing_chunks(item)]
+        except CorruptDataError as error:
+            wrong = [str(error)]
+        if wrong:
+            self._report.mismatches.append(item.note(", ".join(wrong)))
+        else:
+            self._report.verified += 1
+
+    def _differing_fields(self, item: Item) -> list[str]:
+        expected = item.after
+        found = self._store.get(expected.user_id, expected.doc_id)
+        if found is None:
+            return ["its record is not there"]
+        wrong = [name for name in _names() if getattr(found, name) != getattr(expected, name)]
+        if item.draft.texts:
+            texts = self._store.retrieved_texts(expected.user_id, expected.doc_id)
+            wrong += ["retrieved texts"] if [*map(_told, texts)] != [*map(_told, item.draft.texts)] else []
+        return wrong
+
+    def _differing_chunks(self, item: Item) -> list[str]:
+        if item.copy is None:
+            return []
+        user_id, doc_id, copy_id = item.record.user_id, item.record.doc_id, item.copy.copy_id
+        copy = self._chunks.load_copy(user_id, doc_id, copy_id)
+        if copy is None:
+            return ["its chunks are not there"]
+        names = ("indices", "texts", "sections", "embedding", "without_vector")
+        wrong = [f"chunks: {name}" for name in names if getattr(copy, name) != getattr(item.copy, name)]
+        wrong += [] if _are_equal(copy, item.copy) else ["chunks: vectors"]
+        wrong += [] if self._chunks.place.hits(user_id, doc_id, copy_id) == item.hits else ["chunks: hits"]
+        return wrong
+
+
+def _names(*without: str) -> list[str]:
+    """The fields of a record that are compared."""
+    return [field.name for field in fields(UserDocRecord) if field.compare and field.name not in without]
+
+
+_BROUGHT = _names(*_COPY_FIELDS, *_TEXT_FIELDS, "full_content")
+
+
+def _difference(existing: UserDocRecord, item: Item) -> list[str]:
+    """The fields in which a record is not as an earlier run would have brought it; that may have had no chunks."""
+    record = item.record
+    other = [name for name in _BROUGHT if getattr(existing, name) != getattr(record, name)]
+    known = (None, record.full_content, item.draft.own_content)
+    if existing.full_content not in known and record.full_content is not None:
+        other.append("full_content")
+    return other
+
+
+def _is_unchanged(item: Item, view: UserView) -> bool:
+    """Whether the record in the new place is still as it was when it was compared."""
+    existing = item.existing
+    return view.records.get(item.record.doc_id) == (None if existing is None else replace(existing, full_content=None))
+
+
+def _has_event(item: Item) -> bool:
+    return not item.completes and item.record.user_state in _WHAT
+
+
+def _event(record: UserDocRecord, now: datetime) -> DocumentEvent:
+    return describe(record, record, _WHAT[record.user_state], _WHY, now)
+
+
+def _told(text: RetrievedText) -> tuple[str, str, int | None]:
+    return text.digest, text.text, text.chunk_index
+
+
+def _are_equal(one: ChunkCopy, other: ChunkCopy) -> bool:
+    """Whether two copies have the same vectors."""
+    if one.vectors is None or other.vectors is None:
+        return one.vectors is other.vectors
+    return np.array_equal(one.vectors, other.vectors)
