@@ -1,5 +1,6 @@
 """A memory of its user for any LangChain retriever."""
 
+from rag_wiki.actions import UserStats
 from rag_wiki.config import DecayConfig, RagWikiRetrieverConfig
 from rag_wiki.errors import (
     ConfigurationError,
@@ -21,7 +22,7 @@ from rag_wiki.errors import (
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.lifecycle.fetch_counter import FetchCounter, SuggestionEvent
 from rag_wiki.lifecycle.state_machine import StateMachine
-from rag_wiki.retriever import RagWikiRetriever, RetrievalResult, UserStats
+from rag_wiki.retriever import RagWikiRetriever, RetrievalResult
 from rag_wiki.search.calibration import Calibration
 from rag_wiki.storage.base import (
     DocumentEvent,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, overload
 
 from rag_wiki.clock import as_utc, utc_now
 from rag_wiki.storage.records import DocumentState, UserDocRecord
-from rag_wiki.transparency.provenance import one_line
+from rag_wiki.transparency.provenance import as_ascii, one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["DocumentList", "display_width", "time_ago"]
 
 _MOST_ROWS = 50
-_ASCII = str.maketrans({"…": "~", "–": "-", "−": "-", "—": "-", "·": "|"})
 _NONE = "–"
 
 
@@ -71,7 +70,7 @@ class DocumentList(list[UserDocRecord]):
             ).rstrip()
             for line in lines
         ]
-        closing = _as_ascii(self._closing(rows)) if ascii else self._closing(rows)
+        closing = as_ascii(self._closing(rows)) if ascii else self._closing(rows)
         return "\n".join([*text, *([closing] if closing else [])]) if self else closing
 
     def __str__(self) -> str:
@@ -120,7 +119,7 @@ class _Column(NamedTuple):
 
     def cut(self, text: str, ascii: bool) -> str:  # noqa: A002 - as `render` calls it
         """A text that fits into the column."""
-        return _cut(_as_ascii(text), self.longest, "~") if ascii else _cut(text, self.longest, "…")
+        return _cut(as_ascii(text), self.longest, "~") if ascii else _cut(text, self.longest, "…")
 
 
 def _name(record: UserDocRecord, _: datetime) -> str:
@@ -234,7 +233,3 @@ def _cut(text: str, longest: int, mark: str) -> str:
 def _padded(text: str, width: int, to_the_right: bool) -> str:
     space = " " * (width - display_width(text))
     return space + text if to_the_right else text + space
-
-
-def _as_ascii(text: str) -> str:
-    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")

@@ -251,7 +251,7 @@ def test_ten_thousand_documents_print_fifty() -> None:
     assert lines(documents)[51].split()[2] == "doc-00049"
     assert lines(documents)[52:] == ["… and 9,950 more. 10,000 documents: 10,000 SURFACED"]
     assert lines(documents, rows=2)[4:] == ["… and 9,998 more. 10,000 documents: 10,000 SURFACED"]
-    assert lines(documents, ascii=True)[52].startswith("~ and 9,950 more.")
+    assert lines(documents, ascii=True)[52].startswith("... and 9,950 more.")
     shown = Cells(documents._repr_html_())
     assert len(shown.rows) == 51
     assert "… and 9,950 more." in documents._repr_html_()

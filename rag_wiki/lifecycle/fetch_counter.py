@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import InvalidDocumentError, InvalidTransitionError, UnknownDocumentError
 from rag_wiki.lifecycle.state_machine import StateMachine, describe, move
+from rag_wiki.observing import Cause, observations_of
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.records import (
     DocumentEvent,
@@ -200,7 +202,7 @@ class FetchCounter:
             )
             return UserChange(records=[step.record], events=step.events, outcome=step.suggestion)
 
-        suggestion = self._store.change(user_id, [doc_id], decide).outcome
+        suggestion = self._change(user_id, doc_id, decide, "query").outcome
         return suggestion if isinstance(suggestion, SuggestionEvent) else None
 
     def record_miss(self, user_id: str, doc_id: str, now: datetime | None = None) -> None:
@@ -218,7 +220,7 @@ class FetchCounter:
             )
             return UserChange(records=[step.record], events=step.events)
 
-        self._store.change(user_id, [doc_id], decide)
+        self._change(user_id, doc_id, decide, "query")
 
     def accept_suggestion(
         self, user_id: str, doc_id: str, full_content: str, now: datetime | None = None
@@ -242,7 +244,7 @@ class FetchCounter:
             event = describe(before, after, "saved", "the user accepted", moment)
             return UserChange(records=[after], contents={doc_id: full_content}, events=[event])
 
-        saved = self._store.change(user_id, [doc_id], decide).records[0]
+        saved = self._change(user_id, doc_id, decide, "user").records[0]
         return saved.changed(full_content=full_content)
 
     def decline_suggestion(self, user_id: str, doc_id: str, now: datetime | None = None) -> UserDocRecord:
@@ -258,4 +260,9 @@ class FetchCounter:
             step = decline(known(view, doc_id), self._fetch_threshold, moment)
             return UserChange(records=[step.record], events=step.events)
 
-        return self._store.change(user_id, [doc_id], decide).records[0]
+        return self._change(user_id, doc_id, decide, "user").records[0]
+
+    def _change(self, user_id: str, doc_id: str, decide: Callable[[UserView], UserChange], cause: Cause) -> UserChange:
+        change = self._store.change(user_id, [doc_id], decide)
+        observations_of(self._store).tell(user_id, change.events, cause)
+        return change

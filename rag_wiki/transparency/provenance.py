@@ -13,11 +13,14 @@ from typing import Any
 from rag_wiki.lifecycle.fetch_counter import SuggestionEvent
 from rag_wiki.storage.records import SAVED_STATES, DocumentState
 
-__all__ = ["ProvenanceBlock", "SourceEntry", "WithheldCopy"]
+__all__ = ["ProvenanceBlock", "SourceEntry", "WithheldCopy", "as_ascii", "one_line"]
 
 _RULE = "─" * 60
 _LONGEST_NAME = 120
-_ASCII = str.maketrans({"─": "-", "📄": "#", "•": "*", "💡": "!", "⚠": "!", "×": "x", "…": ".", "→": ">"})
+_ASCII = str.maketrans(
+    {"─": "-", "📄": "#", "•": "*", "💡": "!", "⚠": "!", "×": "x", "…": "...", "→": ">"}
+    | {"–": "-", "−": "-", "—": "-", "·": "|"}
+)
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class ProvenanceBlock:
             ]
         lines.append(_RULE)
         text = "\n".join(lines)
-        return text.translate(_ASCII).encode("ascii", "replace").decode("ascii") if ascii else text
+        return as_ascii(text) if ascii else text
 
     def __str__(self) -> str:
         return self.render()
@@ -244,6 +247,11 @@ class ProvenanceBlock:
             '<div class="rag-wiki-provenance"><table>'
             f"<thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table>{paragraphs}</div>"
         )
+
+
+def as_ascii(text: str) -> str:
+    """A text for a console that is not UTF-8; what ASCII has nothing like becomes `?`."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
 
 def one_line(text: str, *, longest: int = _LONGEST_NAME) -> str:
