@@ -463,7 +463,8 @@ def on_disk(store: str, model: Embeddings, folder: Path) -> Iterator[VectorStore
             opened = import_module("langchain_chroma").Chroma("wiki", model, persist_directory=str(folder))
         else:
             module = import_module("qdrant_client")
-            client = module.QdrantClient(path=str(folder))
+            # Else it looks how SQLite was built, over a connection that it leaves open.
+            client = module.QdrantClient(path=str(folder), force_disable_check_same_thread=True)
             stack.callback(client.close)
             if is_new:
                 vectors = module.models.VectorParams(size=384, distance=module.models.Distance.COSINE)
