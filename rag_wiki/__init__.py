@@ -35,6 +35,7 @@ from rag_wiki.storage.base import (
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.memory import MemoryStateStore
 from rag_wiki.transparency.provenance import ProvenanceBlock, SourceEntry
+from rag_wiki.users import using_user
 
 __version__ = "1.0.0"
 
@@ -76,4 +77,5 @@ __all__ = [
     "UserDocRecord",
     "UserStats",
     "__version__",
+    "using_user",
 ]

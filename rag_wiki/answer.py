@@ -114,10 +114,7 @@ def compose(
         origins=_by_document(chosen),
         found_ids=found_ids,
         findings=QueryFindings(
-            fetched=_fetched(
-                pieces if focus is None else _seen(pieces, beside, chosen, focus),
-                (copies.unavailable.keys() | stale.keys()) & found_ids,
-            ),
+            fetched=_fetched(pieces if focus is None else _seen(pieces, beside, chosen, focus), chosen),
             answered=_answered(chosen),
             matched=copies.matched,
             stale={doc_id: seen for doc_id, seen in stale.items() if doc_id not in copies.unavailable},
@@ -184,13 +181,14 @@ def _withheld(
     return withheld
 
 
-def _fetched(found: Sequence[GlobalDocument], in_place: set[str]) -> dict[str, FetchedDocument]:
+def _fetched(found: Sequence[GlobalDocument], chosen: Sequence[Ranked]) -> dict[str, FetchedDocument]:
+    shown = {item.doc_id if isinstance(item, GlobalDocument) else item.record.doc_id for item in chosen}
     pieces: dict[str, list[GlobalDocument]] = {}
     for item in found:
         if item.doc_id is not None:
             pieces.setdefault(item.doc_id, []).append(item)
     return {
-        doc_id: FetchedDocument(own[0].doc_title, own[0].doc_path, own, in_place_of_copy=doc_id in in_place)
+        doc_id: FetchedDocument(own[0].doc_title, own[0].doc_path, own, doc_id in shown)
         for doc_id, own in pieces.items()
     }
 
@@ -206,10 +204,15 @@ def _as_document(item: CachedDocument) -> Document:
         "user_state": record.user_state.value,
         "chunks_used": list(item.chunks),
         "scores": list(item.scores),
-        "total_chunks": record.chunk_count,
+        "total_chunks": _known_total(record),
         "full_doc_injected": item.full_document,
     }
     return Document(page_content=item.text, metadata=metadata)
+
+
+def _known_total(record: UserDocRecord) -> int | None:
+    """The chunks of a document. Of a copy made of what was retrieved nobody knows how much it lacks."""
+    return None if record.content_source == "retrieved" else record.chunk_count or None
 
 
 def _by_document(
@@ -253,8 +256,7 @@ def _cached_source(item: CachedDocument, found_ids: set[str], after: UserDocReco
         user_state=record.user_state if after is None or not after.saved else after.user_state,
         fetch_count=record.fetch_count if after is None else after.fetch_count,
         chunks_used=item.chunks,
-        # Of a copy made of what was retrieved, nobody knows how much it lacks.
-        total_chunks=None if record.content_source == "retrieved" else record.chunk_count or None,
+        total_chunks=_known_total(record),
         section_heading=copied.section(best) if copied is not None else None,
         from_cache=True,
         scores=item.scores,

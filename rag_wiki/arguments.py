@@ -29,6 +29,10 @@ from rag_wiki.errors import UnexpectedArgumentError
 __all__ = ["arguments_for"]
 
 
+_MEANS_THE_USER = frozenset({"user", "userid", "username", "uid"})
+"""Who writes one of these means `user_id`, and would be answered from somebody else's memory."""
+
+
 def arguments_for(source: Runnable[Any, Any], arguments: Mapping[str, Any], config: RunnableConfig) -> dict[str, Any]:
     """The call-time arguments as the wrapped retriever takes them.
 
@@ -37,6 +41,13 @@ def arguments_for(source: Runnable[Any, Any], arguments: Mapping[str, Any], conf
     """
     if not arguments:
         return {}
+    for name in arguments:
+        if name.replace("_", "").lower() in _MEANS_THE_USER:
+            msg = (
+                f"there is no argument {name}; it is user_id that names the user. If it is meant for the wrapped "
+                "retriever, bind it there"
+            )
+            raise UnexpectedArgumentError(msg)
     takers = list(_takers(source, config))
     for taker in takers:
         if _drops(taker):

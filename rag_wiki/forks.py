@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+
+from rag_wiki.by_identity import ByIdentity
 
 __all__ = ["in_each_process"]
 
-_makers: WeakKeyDictionary[object, list[Callable[[Any], None]]] = WeakKeyDictionary()
+_makers: ByIdentity[object, list[Callable[[Any], None]]] = ByIdentity()
 
 
 def in_each_process(make: Callable[[], None]) -> None:
@@ -19,11 +20,11 @@ def in_each_process(make: Callable[[], None]) -> None:
     """
     make()
     method: Any = make
-    _makers.setdefault(method.__self__, []).append(method.__func__)
+    _makers.get_or_make(method.__self__, list).append(method.__func__)
 
 
 def _make_all() -> None:
-    for owner, makers in list(_makers.items()):
+    for owner, makers in _makers.items():
         for make in makers:
             make(owner)
 

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import numpy as np
 
 from rag_wiki import events
+from rag_wiki.by_identity import ByIdentity
 from rag_wiki.clock import utc_now
 from rag_wiki.forks import in_each_process
 from rag_wiki.storage.records import DocumentEvent, DocumentState
@@ -369,7 +370,7 @@ class _Registry:
     """The observations of each state store: a retriever made for one request counts with those before it."""
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[StateStore, Observations] = WeakKeyDictionary()
+        self._of: ByIdentity[StateStore, Observations] = ByIdentity()
         in_each_process(self._make_lock)
 
     def _make_lock(self) -> None:
@@ -377,14 +378,11 @@ class _Registry:
 
     def of(self, store: StateStore) -> Observations:
         with self._lock:
-            found = self._of.get(store)
-            if found is None:
-                found = self._of[store] = Observations()
-            return found
+            return self._of.get_or_make(store, Observations)
 
     def all(self) -> list[Observations]:
         with self._lock:
-            return list(self._of.values())
+            return [observations for _, observations in self._of.items()]
 
 
 _registry = _Registry()

@@ -32,6 +32,7 @@ Metrics:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -40,8 +41,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from rag_wiki import __version__, observing
-from rag_wiki.errors import MissingExtraError
+from rag_wiki.errors import MissingExtraError, RagWikiError
 from rag_wiki.observing import Cause, Work
+from rag_wiki.texts import repeats
 
 try:
     from opentelemetry import context, metrics, trace
@@ -75,7 +77,8 @@ def instrument(
         tracer_provider: Where spans go; OpenTelemetry's global one by default.
         meter_provider: Where metrics go; likewise.
         record_users: Spans name the user, as `user.id`. Metrics never do: each user would be a series of its own.
-        record_queries: Spans have the question, as `gen_ai.retrieval.query.text`.
+        record_queries: Spans have the question, as `gen_ai.retrieval.query.text`, and messages of exceptions also
+            where they repeat it.
 
     Raises:
         MissingExtraError: On import of this module: OpenTelemetry's API is not installed.
@@ -103,7 +106,7 @@ class _OpenTelemetry:
     ) -> None:
         self.tracer = trace.get_tracer("rag_wiki", __version__, tracer_provider)
         meter = metrics.get_meter("rag_wiki", __version__, meter_provider)
-        self._record_users, self._record_queries = record_users, record_queries
+        self._record_users, self.record_queries = record_users, record_queries
 
         def seconds(name: str, of: str) -> Histogram:
             return meter.create_histogram(
@@ -143,12 +146,32 @@ class _OpenTelemetry:
             attributes["gen_ai.retrieval.top_k"] = call.k
         if self._record_users:
             attributes["user.id"] = call.user_id
-        if self._record_queries:
+        if self.record_queries:
             attributes["gen_ai.retrieval.query.text"] = call.query
-        return _CallTrace(self, attributes)
+        return _CallTrace(self, attributes, call.query)
 
     def begin_work(self, name: Work) -> _WorkTrace:
         return _WorkTrace(self, name)
+
+    def fail(self, span: Span, error: BaseException, query: str | None) -> None:
+        """Say on a span why it failed, with the error's own words unless they may repeat a query or a text.
+
+        Args:
+            span: The span.
+            error: Why.
+            query: What was asked; `None` for a save or a decay run.
+        """
+        if not span.is_recording():
+            return
+        span.set_attribute("error.type", _kind(error))
+        span.set_status(Status(StatusCode.ERROR))
+        # An exception whose text can't be had must not be replaced by the one that says so.
+        with contextlib.suppress(Exception):
+            message = str(error)
+            ours = isinstance(error, RagWikiError) if query is None else not repeats(message, query)
+            if self.record_queries or ours:
+                span.set_status(Status(StatusCode.ERROR, message))
+                span.record_exception(error)
 
     def count(self, what: str, cause: Cause) -> None:
         self._happened.add(1, {"rag_wiki.event": what, "rag_wiki.cause": cause})
@@ -167,16 +190,24 @@ def _index_size(provider: ref[MeterProvider], _: CallbackOptions) -> Iterable[Ob
 class _Current:
     """A span that is the current one until it ends."""
 
-    __slots__ = ("_before", "_token", "span")
+    __slots__ = ("_before", "_query", "_telemetry", "_token", "span")
 
-    def __init__(self, telemetry: _OpenTelemetry, name: str, attributes: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        telemetry: _OpenTelemetry,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        *,
+        query: str | None = None,
+    ) -> None:
+        self._telemetry, self._query = telemetry, query
         self.span = telemetry.tracer.start_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
         self._before = context.get_current()
         self._token: Token[Any] = context.attach(trace.set_span_in_context(self.span))
 
     def end(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, GeneratorExit):
-            _fail(self.span, error)
+            self._telemetry.fail(self.span, error, self._query)
         self.span.end()
         if not isinstance(error, GeneratorExit):
             context.detach(self._token)
@@ -188,16 +219,16 @@ class _Current:
 class _CallTrace:
     """The trace of a question."""
 
-    __slots__ = ("_current", "_is_recording", "_start", "_telemetry")
+    __slots__ = ("_current", "_is_recording", "_query", "_start", "_telemetry")
 
-    def __init__(self, telemetry: _OpenTelemetry, attributes: dict[str, Any]) -> None:
+    def __init__(self, telemetry: _OpenTelemetry, attributes: dict[str, Any], query: str) -> None:
         self._start = time.perf_counter()
-        self._telemetry = telemetry
-        self._current = _Current(telemetry, "retrieval", attributes)
+        self._telemetry, self._query = telemetry, query
+        self._current = _Current(telemetry, "retrieval", attributes, query=query)
         self._is_recording = self._current.span.is_recording()
 
     def stage(self, name: str, timings: dict[str, float]) -> _StageTrace:
-        return _StageTrace(self._telemetry, name, timings, is_recording=self._is_recording)
+        return _StageTrace(self._telemetry, name, timings, query=self._query, is_recording=self._is_recording)
 
     def end(self, call: Call, error: BaseException | None) -> None:
         provenance = call.provenance
@@ -231,17 +262,19 @@ class _CallTrace:
 class _StageTrace:
     """A stage of a question."""
 
-    __slots__ = ("_current", "_is_recording", "_name", "_start", "_telemetry", "_timings")
+    __slots__ = ("_current", "_is_recording", "_name", "_query", "_start", "_telemetry", "_timings")
 
-    def __init__(self, telemetry: _OpenTelemetry, name: str, timings: dict[str, float], *, is_recording: bool) -> None:
-        self._telemetry, self._name, self._timings = telemetry, name, timings
+    def __init__(
+        self, telemetry: _OpenTelemetry, name: str, timings: dict[str, float], *, query: str, is_recording: bool
+    ) -> None:
+        self._telemetry, self._name, self._timings, self._query = telemetry, name, timings, query
         self._is_recording = is_recording
         self._current: _Current | None = None
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
         if self._is_recording:
-            self._current = _Current(self._telemetry, f"rag_wiki.{self._name}")
+            self._current = _Current(self._telemetry, f"rag_wiki.{self._name}", query=self._query)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -276,15 +309,8 @@ class _WorkTrace:
             self._current.end(error)
             return
         if error is not None and not isinstance(error, GeneratorExit):
-            _fail(self._span, error)
+            self._telemetry.fail(self._span, error, None)
         self._span.end()
-
-
-def _fail(span: Span, error: BaseException) -> None:
-    if span.is_recording():
-        span.record_exception(error)
-        span.set_attribute("error.type", _kind(error))
-        span.set_status(Status(StatusCode.ERROR, str(error)))
 
 
 def _kind(error: BaseException | None) -> str:

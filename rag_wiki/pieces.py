@@ -213,6 +213,9 @@ def read_global(document: Document, config: RagWikiRetrieverConfig, score: float
     """
     doc_id = identify(document, config.document_id)
     metadata = copy_metadata(document.metadata)
+    if "from_cache" in metadata:
+        # Whatever the source says: no copy of ours is what it returned.
+        metadata["from_cache"] = False
     if doc_id is None:
         return GlobalDocument(_copied(document, metadata), None, score=score)
     path = label(metadata, "doc_path", "source", "file_path")

@@ -32,7 +32,7 @@ from rag_wiki.answer import (
 )
 from rag_wiki.clock import Clock
 from rag_wiki.config import RagWikiRetrieverConfig
-from rag_wiki.errors import ConfigurationError, CorruptDataError, EmbeddingUnavailableError
+from rag_wiki.errors import ConfigurationError, CorruptDataError, EmbeddingUnavailableError, RagWikiError
 from rag_wiki.forks import in_each_process
 from rag_wiki.lifecycle.fetch_counter import SuggestionEvent
 from rag_wiki.lifecycle.query import QueryOutcome, QueryRules, account_for_query
@@ -57,6 +57,7 @@ from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.codec import is_same_user
 from rag_wiki.storage.records import DocumentState, QueryStart, UserChange, UserDocRecord, UserView
+from rag_wiki.texts import repeats
 from rag_wiki.together import Together
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
 from rag_wiki.verdicts import CopyJudge
@@ -374,7 +375,12 @@ class Recall:
             try:
                 vector = (yield from self._embed(call, model)).unit
             except Exception as error:  # somebody else's model may raise anything
-                self._degrade(found.degraded, "the query could not be embedded, saved copies were not searched", error)
+                self._degrade(
+                    found.degraded,
+                    "the query could not be embedded, saved copies were not searched",
+                    error,
+                    quoted=not repeats(str(error), call.query),
+                )
                 return
             name = self.model_name(model)
             if self.relevance.needs_scores:
@@ -614,7 +620,9 @@ class Recall:
                     twin.learn(call.asked, found, vectors)
                 cosines = twin.cosines(call.asked, found)
             except Exception as error:  # somebody else's model may raise anything
-                self._degrade(cache.degraded, "it could not be found out what the store's scores are", error)
+                self._degrade(
+                    cache.degraded, "it could not be found out what the store's scores are", error, quoted=False
+                )
         return focus, cosines
 
     def _watch_threshold(self, answer: Answer, cache: CacheFindings) -> None:
@@ -791,15 +799,26 @@ class Recall:
                 SaveOrder(user_id, doc_id, "saved by itself (auto_save)", unless_saved=True, cause="auto_save"), model
             )
         except Exception as error:
-            self._degrade(cache.degraded, f"document {doc_id!r} could not be saved", error)
+            ours = isinstance(error, RagWikiError)
+            self._degrade(cache.degraded, f"document {doc_id!r} could not be saved", error, quoted=ours)
         finally:
             self._saving.discard((user_id, doc_id))
 
-    def _degrade(self, degraded: list[str], what: str, error: Exception) -> None:
-        degraded.append(f"{what} ({type(error).__name__})")
-        # One line an incident: a store that is down is met by every call.
+    def _degrade(self, degraded: list[str], what: str, error: Exception, *, quoted: bool = True) -> None:
+        """Note what a call has to do without.
+
+        Args:
+            degraded: What is noted so far.
+            what: What it is.
+            error: Why.
+            quoted: Whether the warning has the error's own words. A model's may repeat what it was to embed: then they
+                are told at DEBUG alone.
+        """
         kind = type(error).__name__
-        events.QUERY_DEGRADED.log("%s: %s: %s", what, kind, error, what=what, error_type=kind)
+        degraded.append(f"{what} ({kind})")
+        # One line an incident: a store that is down is met by every call.
+        why = error if quoted else "its message is logged at DEBUG"
+        events.QUERY_DEGRADED.log("%s: %s: %s", what, kind, why, what=what, error_type=kind)
         events.QUERY_DEGRADED_TRACE.log("%s", what, what=what, error_type=kind, error=error)
 
 

@@ -9,6 +9,7 @@ provenance tells of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ from rag_wiki.storage.records import (
 from rag_wiki.together import Together
 from rag_wiki.transparency.latest import LatestProvenance
 from rag_wiki.transparency.provenance import ProvenanceBlock
+from rag_wiki.users import named_around
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -326,8 +328,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
     def _answer(self, query: str, config: RunnableConfig | None, kwargs: dict[str, Any]) -> RetrievalResult:
         config = ensure_config(config)
         base, call = self._read_call(query, config, kwargs)
-        # Tracers show it with the run; what the caller's own metadata calls the user stands.
-        config["metadata"] = {"user_id": call.user_id, **config["metadata"]}
+        config["metadata"] = _traced_metadata(config, call.user_id)
         handed = _Handed(self, call)
         token = _handed.set(handed)
         try:
@@ -339,14 +340,15 @@ class RagWikiRetriever(UserActions, BaseRetriever):
     async def _aanswer(self, query: str, config: RunnableConfig | None, kwargs: dict[str, Any]) -> RetrievalResult:
         config = ensure_config(config)
         base, call = self._read_call(query, config, kwargs)
-        # Tracers show it with the run; what the caller's own metadata calls the user stands.
-        config["metadata"] = {"user_id": call.user_id, **config["metadata"]}
+        config["metadata"] = _traced_metadata(config, call.user_id)
         handed = _Handed(self, call)
         token = _handed.set(handed)
         try:
             documents = await super().ainvoke(query, config, **base)
         finally:
-            _handed.reset(token)
+            # A coroutine that nobody carried to its end is closed wherever it is collected.
+            with contextlib.suppress(ValueError):
+                _handed.reset(token)
         return RetrievalResult(documents, handed.call.provenance or ProvenanceBlock())
 
     def batch(
@@ -591,8 +593,10 @@ class RagWikiRetriever(UserActions, BaseRetriever):
         return base, call
 
     def _named_user(self, arguments: Mapping[str, Any], config: RunnableConfig) -> object:
-        """Who is named: by the call or action, else by the run that it is part of, else by the retriever."""
+        """Who is named: by the call or action, else by `using_user` or the run around it, else by the retriever."""
         named = arguments.get("user_id")
+        if named is None:
+            named = named_around(config)
         if named is not None:
             return named
         # A run that names `None`, for somebody not logged in, say, names nobody; it is not the retriever's own user's.
@@ -604,7 +608,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
         if named is None:
             msg = (
                 "no user is named: pass user_id to RagWikiRetriever, to this call (user_id=...), or in "
-                "config={'configurable': {'user_id': ...}}"
+                "config={'configurable': {'user_id': ...}}; or call it within using_user(...)"
             )
             raise InvalidUserError(msg)
         return check_user_id(named)
@@ -635,16 +639,30 @@ class RagWikiRetriever(UserActions, BaseRetriever):
             return _checked(await self.global_retriever.ainvoke(call.query, config, **call.arguments))
 
 
+def _traced_metadata(config: RunnableConfig, user_id: str) -> dict[str, Any]:
+    """The metadata by which tracers show the user with the run; what the caller's own calls the user stands.
+
+    Early releases of LangChain copy what is configured into it, which is not the caller's word for this call.
+    """
+    metadata = config.get("metadata") or {}
+    named = metadata.get("user_id")
+    own = named is not None and named != (config.get("configurable") or {}).get("user_id")
+    return {**metadata, "user_id": named if own else user_id}
+
+
 def _trace(run_manager: BaseRunManager, provenance: ProvenanceBlock) -> None:
     """Add the provenance to the metadata of this run where tracers (LangSmith's, say) keep it until it ends."""
     from langchain_core.tracers.base import BaseTracer
 
     for handler in run_manager.handlers:
-        traced = handler.run_map.get(str(run_manager.run_id)) if isinstance(handler, BaseTracer) else None
-        if traced is not None:
-            # A new dictionary: the old one is in the hands of other handlers.
-            metadata = {**(traced.extra.get("metadata") or {}), PROVENANCE_EVENT: provenance.to_dict()}
-            traced.extra = {**traced.extra, "metadata": metadata}
+        if not isinstance(handler, BaseTracer):
+            continue
+        with contextlib.suppress(Exception):  # somebody else's tracer must not cost the answer
+            traced = handler.run_map.get(str(run_manager.run_id))
+            if traced is not None:
+                # A new dictionary: the old one is in the hands of other handlers.
+                metadata = {**(traced.extra.get("metadata") or {}), PROVENANCE_EVENT: provenance.to_dict()}
+                traced.extra = {**traced.extra, "metadata": metadata}
 
 
 def _bound(binding: Runnable[str, list[Document]]) -> BoundRetriever:

@@ -117,6 +117,8 @@ class _Content:
     source: str
     pieces: tuple[RetrievedText, ...] = ()
     """The retrieved texts that the text is made of, when it is made of them."""
+    is_old: bool = False
+    """Nothing newer was to be had: it is the text that was saved before."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class Saver:
         kept = any(piece.text.strip() for piece in pieces)
         if not kept and record.full_content and record.stale_since is None:
             # A copy that was lost: what was saved is known still, and nothing says that it changed.
-            return _Content(record.full_content, record.content_source or "argument")
+            return _Content(record.full_content, record.content_source or "argument", is_old=True)
         if not kept:
             msg = (
                 f"nothing to save for document {record.doc_id!r} of user {record.user_id!r}: no full_content was "
@@ -475,6 +477,8 @@ class Saver:
             source = {"argument": "the caller", "retrieved": "the retrieved chunks"}.get(
                 draft.content.source, f"the {draft.content.source}"
             )
+            if draft.content.is_old:
+                source = "what was saved before: nothing newer was found"
             what = "refreshed" if before.saved else "saved"
             events.append(describe(before, after, what, f"{order.why}; content from {source}", now))
             if order.pin:

@@ -58,6 +58,7 @@ class DocumentList(list[UserDocRecord]):
             ascii: Nothing but ASCII; what it has no letter for becomes `?`.
             rows: Documents that are shown at most.
         """
+        rows = max(rows, 0)
         shown = [[column.cut(column.text(record, self.now), ascii) for column in _COLUMNS] for record in self[:rows]]
         columns = [number for number, column in enumerate(_COLUMNS) if not column.may_go or _tells(shown, number)]
         lines = [[_COLUMNS[number].name for number in columns], *([row[number] for number in columns] for row in shown)]

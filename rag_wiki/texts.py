@@ -7,11 +7,13 @@ import unicodedata
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-__all__ = ["are_alike", "flat", "holds", "join_texts", "shared_length"]
+__all__ = ["are_alike", "flat", "holds", "join_texts", "repeats", "shared_length"]
 
 _ALIKE = 0.6
 """`difflib`'s own rule of thumb for a close match."""
 _COMPARED_CHARS = 2_000
+_TELLING_CHARS = 12
+"""So many characters of a query tell something of it."""
 _UNITS = re.compile(r"[^\W\d_\u0e00-\U0010ffff]+|\S")
 """Words of the scripts that write spaces, most of which are below Thai; each character of what else there is."""
 _SPACELESS = re.compile("[\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]")
@@ -53,6 +55,12 @@ def join_texts(texts: Sequence[str]) -> str:
         shared = shared_length(joined, text)
         joined += text[shared:] if shared else "\n\n" + text
     return joined
+
+
+def repeats(message: str, query: str) -> bool:
+    """Whether an error's message holds a query, or a good part of it: some models say what they could not embed."""
+    shared = SequenceMatcher(None, message, query, autojunk=False).find_longest_match()
+    return shared.size >= min(len(query), _TELLING_CHARS)
 
 
 def flat(text: str) -> str:

@@ -6,12 +6,13 @@ blocking and awaiting alike. What a model can put right (a wrong id, say) it is 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from langchain_core.callbacks import Callbacks
 from langchain_core.documents import Document
@@ -30,7 +31,7 @@ from rag_wiki.errors import (
     UnknownDocumentError,
 )
 from rag_wiki.pieces import identify
-from rag_wiki.steps import Procedure, Step, arun, blocking, run
+from rag_wiki.steps import Procedure, Step, arun, blocking, call_user, run
 from rag_wiki.storage.codec import plain
 from rag_wiki.storage.records import SAVED_STATES, DocumentState, UserDocRecord, check_doc_id, check_user_id
 from rag_wiki.transparency.provenance import ProvenanceBlock, one_line
@@ -51,7 +52,7 @@ ToolName: TypeAlias = Literal[
     "list_documents",
 ]
 """The tools, in the order in which an agent gets them."""
-UserOfTools: TypeAlias = "str | Callable[[RunnableConfig], str] | None"
+UserOfTools: TypeAlias = "str | Callable[[RunnableConfig], str | Awaitable[str]] | None"
 """Whose documents: a user, or what finds the user in the configuration of a run; `None` for who is named there."""
 ToolAnswer: TypeAlias = tuple[str, dict[str, Any]]
 """What the model reads, and the artifact: plain JSON types, which every checkpointer can keep."""
@@ -91,12 +92,16 @@ _DESCRIPTIONS: Mapping[ToolName, str] = {
     ),
 }
 """What a model is told of each tool."""
-_PREFIX = re.compile(r"[A-Za-z0-9_-]{0,40}")
-"""Providers take names of up to 64 such characters."""
+_PREFIX = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_-]{0,39})?")
+"""Providers take names of up to 64 such characters, and some want a letter first."""
 _SHORTEST_PIECE = 200
 """Less of a document than this says nothing: then fewer documents are shown."""
 _MOST_LISTED = 50
-_TAG = re.compile(r"<(?=/?document\b)", re.IGNORECASE)
+_SPACE = r"[\s\u200b-\u200f\u2060\ufeff]*"
+_TAG = re.compile(rf"<(?={_SPACE}/?{_SPACE}document\b)", re.IGNORECASE)
+"""What a model may take for our tag."""
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+"""The whole numbers that msgpack has, in which LangGraph's checkpointers keep an artifact."""
 _STANDING = {
     DocumentState.GLOBAL: "not saved",
     DocumentState.SURFACED: "not saved",
@@ -179,18 +184,24 @@ def make_tools(
     if user_id is not None and not callable(user_id):
         user_id = check_user_id(user_id)
     if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
-        msg = f"prefix must be at most 40 letters, digits, '_' or '-', got {prefix!r}"
+        msg = f"prefix must be at most 40 letters, digits, '_' or '-', and begin with a letter or '_', got {prefix!r}"
         raise ConfigurationError(msg)
     if isinstance(max_characters, bool) or not isinstance(max_characters, int) or max_characters < _SHORTEST_PIECE:
         msg = f"max_characters must be a whole number from {_SHORTEST_PIECE} on, got {max_characters!r}"
+        raise ConfigurationError(msg)
+    if about is not None and not isinstance(about, str):
+        msg = f"about must be a text, got {type(about).__name__}"
         raise ConfigurationError(msg)
     names = {name: f"{prefix}{name}" for name in _included(include)}
     return _Toolbox(asked, retriever, user_id, names, one_line(about or "", longest=1000), max_characters).tools()
 
 
 def _included(include: Iterable[ToolName] | None) -> list[ToolName]:
-    wanted = set(_NAMES if include is None else [include] if isinstance(include, str) else include)
-    unknown = wanted.difference(_NAMES)
+    if include is not None and not isinstance(include, Iterable):
+        msg = f"include must be names of tools, got {include!r}"
+        raise ConfigurationError(msg)
+    wanted = list(_NAMES if include is None else [include] if isinstance(include, str) else include)
+    unknown = [name for name in wanted if name not in _NAMES]
     if unknown or not wanted:
         given = ", ".join(sorted(map(repr, unknown))) or "nothing"
         msg = f"include names {given}; the tools are {', '.join(_NAMES)}"
@@ -240,10 +251,13 @@ class _Toolbox:
     def _tool(self, name: ToolName, schema: type[BaseModel], body: Callable[..., Procedure[ToolAnswer]]) -> BaseTool:
         where = f" ({self._about})" if self._about else ""
 
-        def now(config: RunnableConfig, callbacks: Callbacks = None, **arguments: Any) -> ToolAnswer:
+        # A text alone is what the first parameter takes: a tool is a runnable too.
+        def now(*given: Any, config: RunnableConfig, callbacks: Callbacks = None, **named: Any) -> ToolAnswer:
+            arguments = {**dict(zip(schema.model_fields, given, strict=False)), **named}
             return run(self._carry_out(body, arguments, config, callbacks))
 
-        async def later(config: RunnableConfig, callbacks: Callbacks = None, **arguments: Any) -> ToolAnswer:
+        async def later(*given: Any, config: RunnableConfig, callbacks: Callbacks = None, **named: Any) -> ToolAnswer:
+            arguments = {**dict(zip(schema.model_fields, given, strict=False)), **named}
             return await arun(self._carry_out(body, arguments, config, callbacks))
 
         return StructuredTool(
@@ -267,20 +281,32 @@ class _Toolbox:
         # ours belongs, is in the callbacks. All of it is passed on by hand: before Python 3.11 an awaited tool does not
         # find it in the context.
         own = patch_config(config, callbacks=callbacks)  # type: ignore[arg-type]  # a tool's are a manager
-        call = _ToolCall(self._user(own), own)
+        user_id = yield from self._user(own)
+        call = _ToolCall(user_id, own)
         try:
-            answer = yield from body(call, **arguments)
+            text, artifact = yield from body(call, **arguments)
         except _FOR_THE_MODEL as error:
             if "doc_id" not in arguments:
                 raise
             raise ToolException(self._advice(error, arguments["doc_id"])) from error
-        return answer
+        return text, _keepable(artifact)
 
-    def _user(self, config: RunnableConfig) -> str:
-        if not callable(self._user_id):
-            return self._asked._user(self._user_id, config)
-        with set_config_context(config) as context:
-            return check_user_id(context.run(self._user_id, config))
+    def _user(self, config: RunnableConfig) -> Procedure[str]:
+        function = self._user_id
+        if not callable(function):
+            return self._asked._user(function, config)
+        step = call_user(function, config, name="user_id")
+
+        def now() -> object:
+            with set_config_context(config) as context:
+                return context.run(step.now)
+
+        async def later() -> object:
+            with set_config_context(config) as context:
+                # A task has the context that it is made in.
+                return await context.run(asyncio.ensure_future, cast("Awaitable[object]", step.later and step.later()))
+
+        return check_user_id((yield Step(now, later)))
 
     def _advice(self, error: RagWikiError, doc_id: str) -> str:
         """What a model can do about an error. Neither the user's id nor a path is its business."""
@@ -330,13 +356,17 @@ class _Toolbox:
         if not documents:
             return ["No document was found. Other words may find one."]
         chosen = documents[: self._max_characters // _SHORTEST_PIECE]
-        shares = _shares([len(item.page_content) for item in chosen], self._max_characters)
-        shown = [self._as_text(item, share) for item, share in zip(chosen, shares, strict=True)]
+        heads = [self._head(item) for item in chosen]
+        # Ids may be long, too; of each document at least so much is shown that it says something.
+        room = max(self._max_characters - sum(map(len, heads)), _SHORTEST_PIECE * len(chosen))
+        shares = _shares([len(item.page_content) for item in chosen], room)
+        shown = [_as_text(*parts) for parts in zip(heads, (item.page_content for item in chosen), shares, strict=True)]
         left_out = len(documents) - len(chosen)
         return [*shown, f"({left_out} more results are not shown.)"] if left_out else shown
 
-    def _as_text(self, document: Document, share: int) -> str:
-        metadata, text = document.metadata, document.page_content
+    def _head(self, document: Document) -> str:
+        """What a model is told of a document besides its text."""
+        metadata = document.metadata
         saved = bool(metadata.get("from_cache"))
         doc_id = metadata.get("doc_id") if saved else identify(document, self._retriever.config.document_id)
         title = metadata.get("doc_title") or metadata.get("title")
@@ -347,11 +377,7 @@ class _Toolbox:
             "path": one_line(path) if isinstance(path, str) and path != doc_id else None,
             "found_in": "the user's saved copy" if saved else "the collection",
         }
-        head = " ".join(f"{name}={_quoted(value)}" for name, value in facts.items() if value)
-        if len(text) > share:
-            text = f"{text[:share].rstrip()} … ({len(text) - share} more characters are not shown)"
-        # A document that holds our tag would end before its end, and what follows would pass for our words.
-        return f"<document {head}>\n{_TAG.sub('&lt;', text)}\n</document>"
+        return " ".join(f"{name}={_quoted(value)}" for name, value in facts.items() if value)
 
     def _notes(self, provenance: ProvenanceBlock) -> list[str]:
         """What the model may do about a search, and what it should know of it."""
@@ -481,13 +507,31 @@ def _shares(lengths: Sequence[int], budget: int) -> list[int]:
     return shares
 
 
+def _as_text(head: str, text: str, share: int) -> str:
+    """A document as a model is shown it, with so many characters of its text at most."""
+    if len(text) > share:
+        text = f"{text[:share].rstrip()} … ({len(text) - share} more characters are not shown)"
+    # A document that holds our tag would end before its end, and what follows would pass for our words.
+    return f"<document {head}>\n{_TAG.sub('&lt;', text)}\n</document>"
+
+
+def _keepable(value: Any) -> Any:
+    """JSON types without what checkpointers can't keep: numbers beyond 64 bits, halves of a character in names."""
+    if isinstance(value, dict):
+        return {str(name).encode("utf-8", "replace").decode(): _keepable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_keepable(item) for item in value]
+    beyond = type(value) is int and not _SMALLEST <= value <= _LARGEST
+    return str(value) if beyond else value
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
 def _quoted(text: str) -> str:
-    """A text in quotes as JSON writes it, so that a model can give an id back as it was, whatever it holds."""
-    return json.dumps(text, ensure_ascii=False)
+    """A text in quotes as JSON writes it, so that a model can give an id back as it was; no tag can begin in it."""
+    return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def _titled(title: str, doc_id: str) -> str:

@@ -229,7 +229,7 @@ class Model:
 
         # What that does to the documents.
         answered = {item for item in chosen if isinstance(item, str) and item in matched}
-        in_place = (withheld | stale) & set(found)
+        in_use = set(found) & {item.doc_id if isinstance(item, Piece) else item for item in chosen}
         most_misses = rules.max_cache_miss_streak * len(saved)
         for doc in docs.values():
             doc.queries_missed += asked
@@ -242,13 +242,13 @@ class Model:
                 if doc_id in stale - withheld:
                     doc.stale_since = now
                     doc.kept, doc.seen = {}, []
-                if doc_id in answered | in_place:
+                if doc_id in answered | in_use:
                     _fetch(doc, now)
                 if doc_id in stale - withheld:
                     _note(doc, "stale", doc.user_state, now)
                 if doc_id in answered:
                     doc.hits |= {doc.chunks[at][0] for at in speaking[doc_id][1]}
-                if doc_id in matched | in_place:
+                if doc_id in matched | in_use:
                     doc.cache_miss_streak = 0
                 elif doc.cache_miss_streak >= most_misses and not doc.pinned_by_user:
                     let_go.add(doc_id)

@@ -518,6 +518,33 @@ def test_images_and_references_pass_as_they_are() -> None:
     assert [node.node_id for node in known.retrieve("boat")] == [image.node_id, "the-log"]
 
 
+def test_no_copy_hides_what_a_reference_refers_to() -> None:
+    """A saved document answers from its copy, and its references, no part of it, still lead to their objects."""
+    text = TextNode(id_="boats", text="A boat floats.", metadata={"file_path": "manual.md"})
+    reference = IndexNode(id_="see-log", text="The log of the boat.", index_id="log")
+    reference.metadata = {"source": "manual.md", "doc_path": "manual.md", "file_path": "manual.md", "title": "Manual"}
+    for node in (text, reference):
+        node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="manual")
+    source = NodeRetriever(NodeWithScore(node=text, score=0.5), NodeWithScore(node=reference, score=0.4))
+    ada = over(source, embedding_model=TableEmbeddings({"boat": [1, 0]}))
+    save(ada, "boat", "manual")
+    known = RagWikiLlamaIndexRetriever(
+        retriever=ada.retriever, object_map={"log": TextNode(id_="the-log", text="Left at nine.")}
+    )
+
+    copy, followed = known.retrieve("boat")
+    _, unknown = ada.retrieve("boat")
+
+    assert (copy.metadata["from_cache"], copy.node.get_content(MetadataMode.NONE)) == (True, "A boat floats.")
+    assert (followed.node_id, followed.node.get_content(MetadataMode.NONE)) == ("the-log", "Left at nine.")
+    assert [record.doc_id for record in ada.retriever.documents()] == ["manual"]
+    # Where its object is not known it stays the reference that it was.
+    assert isinstance(unknown.node, IndexNode)
+    assert (unknown.node.index_id, unknown.node.ref_doc_id, unknown.score) == ("log", "manual", 0.4)
+    assert unknown.metadata == {**reference.metadata, "doc_title": "Manual"}
+    assert unknown.node.get_content(MetadataMode.LLM) == reference.get_content(MetadataMode.LLM)
+
+
 def test_documents_of_langchain_become_nodes() -> None:
     """Ids are the Documents', or follow from the text; scores leave the metadata; our keys stay out of prompts."""
     documents = [
@@ -591,10 +618,11 @@ def test_what_is_bound_holds(index: VectorStoreIndex) -> None:
     with using_user("cleo"):
         assert len(retriever.retrieve("cloud")) == 1
         assert retriever.last_provenance is not None
-        assert retriever.last_provenance.user_id == "cleo"
+        assert retriever.last_provenance.user_id == "bob"
+        assert len(RagWikiLlamaIndexRetriever(retriever=rag_wiki.bind(k=1)).retrieve("cloud")) == 1
     assert len(retriever.for_user("dora").retrieve("apple")) == 1
     users = {user: [doc.doc_id for doc in rag_wiki.documents(user_id=user)] for user in ("bob", "cleo", "dora")}
-    assert users == {"bob": ["doc-boat"], "cleo": ["doc-cloud"], "dora": ["doc-apple"]}
+    assert users == {"bob": ["doc-boat", "doc-cloud"], "cleo": ["doc-cloud"], "dora": ["doc-apple"]}
 
 
 @pytest.mark.parametrize("wrong", [None, "retriever", DocumentRetriever(), RagWikiRetriever])

@@ -431,3 +431,26 @@ def test_what_nobody_sees_is_not_put_together(kept: Kept, monkeypatch: pytest.Mo
     retriever.invoke(POD_QUESTION)
     retriever.thumbs_up("pods")
     assert retriever.process_stats().hits == 1
+
+
+@pytest.mark.parametrize(("message", "is_told"), [("the model is away", True), ("400: bad input: {query}", False)])
+def test_a_model_that_repeats_the_query_is_quoted_at_debug_alone(
+    message: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning has the model's own words, unless they repeat what was asked; at DEBUG they are told."""
+    world = World()
+    retriever = world.retriever()
+    world.save(retriever, "pods", PODS)
+    query = "what is my salary?"
+    world.table.error = ValueError(message.format(query=query))
+    with caplog.at_level(logging.DEBUG, "rag_wiki"):
+        retriever.invoke(query)
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert ("the model is away" in warning.getMessage()) == is_told
+    assert query not in warning.getMessage()
+    assert "ValueError" in warning.getMessage()
+    (trace,) = [
+        record for record in caplog.records if getattr(record, "event_name", "") == "rag_wiki.query.degraded_trace"
+    ]
+    assert trace.exc_info is not None
+    assert str(trace.exc_info[1]) == message.format(query=query)

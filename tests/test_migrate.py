@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -38,6 +40,7 @@ from rag_wiki.clock import as_utc
 from rag_wiki.errors import MissingExtraError, StorageError
 from rag_wiki.migrate import MigrationReport, migrate
 from rag_wiki.migrate.__main__ import main
+from rag_wiki.migrate.older_chunks import OlderChunks
 from rag_wiki.storage.chunk_places import MemoryPlace
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore
 from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser
@@ -1072,3 +1075,428 @@ def test_progress_is_told_page_by_page(tmp_path: Path) -> None:
     )
     assert told == [(0, 250), (100, 250), (125, 250), (225, 250), (250, 250)]
     assert (report.verified, report.users) == (250, 2)
+
+
+# -- a place that moves, or is damaged -------------------------------------------------------------------------
+
+
+def with_log(path: Path) -> Path:
+    """The database with a write-ahead log, at rest."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+    return path
+
+
+def numbered(tmp_path: Path, count: int = 300, **fields: object) -> Path:
+    """A database of so many documents, each of which has its number in its text."""
+    rows = [row("ada", f"d{at}", full_content=f"Text {at} " + f"w{at} " * 200, **fields) for at in range(count)]
+    return make_old(tmp_path, rows)
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+@pytest.mark.parametrize("stays_open", [False, True])
+def test_who_writes_meanwhile_tears_nothing_and_is_told(tmp_path: Path, mode: str, stays_open: bool) -> None:
+    """Rows numbered anew, made longer and added meanwhile: each text is its document's own, and it is not whole."""
+    old = numbered(tmp_path)
+    if mode == "wal":
+        with_log(old)
+    writers: list[sqlite3.Connection] = []
+
+    def write(done: int, _total: int) -> None:
+        if done == 0:
+            connection = sqlite3.connect(old, isolation_level=None)
+            connection.execute("DELETE FROM user_document_state WHERE rowid <= 20")
+            connection.execute("UPDATE user_document_state SET full_content = full_content || full_content")
+            connection.execute(
+                "INSERT INTO user_document_state (user_id, doc_id, user_state) VALUES ('ada', 'x', 'CLAIMED')"
+            )
+            # As SQLite may do when it cleans up: other rows have the numbers that were listed.
+            connection.execute("UPDATE user_document_state SET rowid = rowid + 1000 WHERE rowid > 200")
+            connection.execute("UPDATE user_document_state SET rowid = 1501 - rowid WHERE rowid BETWEEN 1001 AND 1300")
+            connection.execute("VACUUM")
+            if stays_open:
+                writers.append(connection)
+            else:
+                connection.close()
+
+    store = MemoryStateStore()
+    report = migrate(old, store, on_progress=write)
+    for connection in writers:
+        connection.close()
+    assert not report.is_whole
+    assert len(report.problems) == 1
+    assert f"{old} was written to while it was read: stop the application" in report.problems[0]
+    found = store.list_claimed("ada")
+    assert len(found) + len(report.skipped) == 300
+    for record in found:
+        number = record.doc_id.removeprefix("d")
+        assert {*(record.full_content or "").split()} == {"Text", number, f"w{number}"}
+    assert {record.doc_id for record in found} >= {f"d{number}" for number in range(20, 200)}
+    again = migrate(old, store, overwrite=True)
+    assert (again.is_whole, again.found) == (True, 281)
+
+
+def test_a_file_that_never_rests_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each look finds another file, nothing of it is believed."""
+    old = with_log(numbered(tmp_path, 3))
+    from rag_wiki.migrate import sqlite_file
+
+    looks = iter(range(10**6))
+    monkeypatch.setattr(sqlite_file, "_looks", lambda _path: (next(looks),))
+    with pytest.raises(StorageError, match=r"old\.db' is being written to: stop the application, and run this again"):
+        migrate(old, MemoryStateStore())
+
+
+def damage(path: Path, *numbers: int, index: bool = False) -> None:
+    """Overwrite the pages on which some rows lie; with `index`, the root of the index, too."""
+    with closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        root = connection.execute("SELECT rootpage FROM sqlite_master WHERE type = 'index'").fetchone()[0]
+    content = bytearray(path.read_bytes())
+    pages = {content.index(f"Text {number} w{number} ".encode()) // size for number in numbers}
+    for page in pages | ({root - 1} if index else set()):
+        content[page * size : page * size + 64] = b"\xee" * 64
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_damaged_page_costs_its_own_rows_alone(tmp_path: Path, index: bool) -> None:
+    """Two damaged pages: their rows are named by number, with their ids where the index has them; all others come."""
+    old = numbered(tmp_path)
+    damage(old, 50, 200, index=index)
+    store = MemoryStateStore()
+    report = migrate(old, store)
+    missing = {f"d{at}" for at in range(300)} - {record.doc_id for record in store.list_claimed("ada")}
+    assert {"d50", "d200"} <= missing
+    assert len(missing) == len(report.skipped) < 20
+    assert all(
+        "can't be read as an SQLite database: database disk image is malformed" in note.text for note in report.skipped
+    )
+    assert any(note.text.startswith("row 51 can't be read") for note in report.skipped)
+    if not index:
+        assert {note.doc_id for note in report.skipped} == missing
+    assert not report.is_whole
+
+
+def test_rows_behind_a_damaged_end_are_not_passed_over(tmp_path: Path) -> None:
+    """Where the last page and the index are damaged, nobody knows how many rows there were: that is said."""
+    old = numbered(tmp_path)
+    damage(old, 299, index=True)
+    report = migrate(old, MemoryStateStore())
+    assert report.verified > 290
+    assert not report.is_whole
+    assert "can't be listed" in report.problems[0]
+
+
+def test_rows_that_were_not_listed_are_missed(tmp_path: Path) -> None:
+    """The table's own count is compared with what was listed: SQLite's very lowest row number is not."""
+    old = numbered(tmp_path, 3)
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("UPDATE user_document_state SET rowid = ? WHERE rowid = 1", (-(2**63),))
+    report = migrate(old, MemoryStateStore())
+    assert (report.verified, report.is_whole) == (2, False)
+    assert report.problems == [f"{old} says that it has 3 records, and 2 could be listed"]
+
+
+def test_tables_that_0_2_did_not_make_are_read_or_refused(tmp_path: Path) -> None:
+    """Hidden row numbers, none at all, and odd column names are read; a view is refused."""
+    names = ("rowid", "_rowid_", "oid")
+    for at, (columns, tail) in enumerate(
+        [
+            ("rowid TEXT, ", ""),
+            ("".join(f"{name} TEXT DEFAULT '7', " for name in names), ""),
+            ("", " WITHOUT ROWID"),
+            ('"a""b" TEXT, "select" TEXT, ', ""),
+        ]
+    ):
+        path = tmp_path / f"{at}.db"
+        with closing(sqlite3.connect(path)) as connection, connection:
+            fields = "user_id TEXT, doc_id TEXT, user_state TEXT, full_content TEXT, PRIMARY KEY (user_id, doc_id)"
+            connection.execute(f"CREATE TABLE user_document_state ({columns}{fields}){tail}")
+            for number in range(3):
+                values = ("ada", f"d{number}", "CLAIMED", f"Text {number}.")
+                insert = (
+                    "INSERT INTO user_document_state (user_id, doc_id, user_state, full_content) VALUES (?, ?, ?, ?)"
+                )
+                connection.execute(insert, values)
+        store = MemoryStateStore()
+        assert migrate(path, store).is_whole
+        assert [record.full_content for record in store.list_claimed("ada")] == ["Text 0.", "Text 1.", "Text 2."]
+    with closing(sqlite3.connect(tmp_path / "view.db")) as connection, connection:
+        connection.execute("CREATE TABLE kept (user_id TEXT, doc_id TEXT, user_state TEXT)")
+        connection.execute("CREATE VIEW user_document_state AS SELECT * FROM kept")
+    with pytest.raises(ConfigurationError, match="its user_document_state is a view"):
+        migrate(tmp_path / "view.db", MemoryStateStore())
+
+
+def test_chunks_that_cannot_be_read_keep_it_from_being_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record comes, its unread file is named and the exit code is 3; a folder that is closed to us is an error."""
+    old = make_old(tmp_path, [row("ada", "d", full_content="Kept.")])
+    (tmp_path / "wiki" / "ada" / "d" / "chunks.jsonl").mkdir(parents=True)
+    new = f"sqlite:///{tmp_path / 'new.db'}"
+    assert main([str(old), new, "--chunks", str(tmp_path / "wiki"), "--json", "--quiet"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert (report["is_whole"], report["brought"]) == (False, {"CLAIMED": 1})
+    assert [(note["doc_id"], "Is a directory" in note["text"]) for note in report["unread_chunks"]] == [("d", True)]
+    if hasattr(os, "seteuid") and os.geteuid() == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder).chmod(0o700)
+            os.seteuid(65534)
+            try:
+                with pytest.raises(StorageError, match="can't be read, to bring chunks from"):
+                    OlderChunks(folder)
+            finally:
+                os.seteuid(0)
+
+
+# -- what was removed stays removed ------------------------------------------------------------------------------
+
+
+def test_who_was_forgotten_does_not_come_back(older: dict[str, OldData], tmp_path: Path) -> None:
+    """After `forget_user` and `purge` another run leaves them out, names them, and keeps no id; on demand they come."""
+    data, target = older["0.2.2"], tmp_path / "new.db"
+    total = len(data.of("sqlite"))
+    with SQLiteStateStore(f"sqlite:///{target}") as store:
+        assert migrate(data.url, store, old_chunks=data.chunks).verified == total
+        gone = {("carl", item["doc"]) for item in data.of("sqlite") if item["user"] == "carl"} | {("ada", "pods")}
+        store.forget_user("carl")
+        store.purge("pods")
+        dry = migrate(data.url, store, old_chunks=data.chunks, dry_run=True)
+        report = migrate(data.url, store, old_chunks=data.chunks, overwrite=True)
+        for found in (dry, report):
+            assert {(note.user_id, note.doc_id) for note in found.removed} == gone
+            assert (found.written, found.there, found.is_whole) == (0, total - len(gone), True)
+        assert "removed from the new place" in report.render()
+        assert store.get("ada", "pods") is None
+        assert store.list_by_state("carl") == []
+    assert b"carl" not in target.read_bytes()
+    with SQLiteStateStore(f"sqlite:///{target}") as store:
+        assert migrate(data.url, store, old_chunks=data.chunks, bring_back=True).written == len(gone)
+        assert check_as_it_was(store, data.of("sqlite")) == total
+
+
+def test_what_a_broken_run_brought_and_what_0_2_made_since_are_told_apart(tmp_path: Path) -> None:
+    """What came before a run broke and was deleted since stays away; what is new in the old place comes."""
+    old, store = numbered(tmp_path, 250), Failing()
+    store.fails_at = 3
+    with pytest.raises(OSError, match="the disk is full"):
+        migrate(old, store)
+    (first, *_) = store.list_claimed("ada")
+    store.delete("ada", first.doc_id)
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute(
+            "INSERT INTO user_document_state (user_id, doc_id, user_state) VALUES ('ada', 'x', 'CLAIMED')"
+        )
+    report = migrate(old, store)
+    assert [note.doc_id for note in report.removed] == [first.doc_id]
+    assert (report.there, report.written) == (199, 51)
+    assert store.get("ada", "x") is not None
+
+
+# -- an application that runs meanwhile ------------------------------------------------------------------------
+
+
+class Busy(ChunkStore):
+    """A chunk store during whose reading the user asks, votes, or is forgotten."""
+
+    does: Callable[[], object]
+
+    def load_copy(self, *arguments: Any, **options: Any) -> ChunkCopy | None:
+        self.does()
+        return super().load_copy(*arguments, **options)
+
+
+@pytest.mark.parametrize("what", ["asks", "votes", "forgotten"])
+def test_what_a_running_application_changes_is_no_fault(tmp_path: Path, what: str) -> None:
+    """Between writing and reading back the user is served: that is told as changed meanwhile, and accuses nobody."""
+    old, store, chunks = numbered(tmp_path, 3), MemoryStateStore(), Busy()
+    retriever = RagWikiRetriever(ListRetriever(), "ada", store, chunk_store=chunks, embedding_model=WordEmbeddings())
+    done: list[object] = []
+
+    def act() -> None:
+        if not done:
+            done.append(what)
+            if what == "asks":
+                retriever.invoke("anything")
+            elif what == "votes":
+                retriever.thumbs_down("d1")
+            else:
+                store.forget_user("ada")
+
+    chunks.does = act
+    report = migrate(old, store, new_chunks=chunks, embedding_model=WordEmbeddings())
+    assert report.mismatches == []
+    assert report.is_whole
+    assert report.verified + len(report.changed_meanwhile) == 3
+    assert report.changed_meanwhile
+
+
+class Countless(MemoryStateStore):
+    """A store that loses the counters of users."""
+
+    def _read_user(self, user_key: str) -> StoredUser:
+        return StoredUser(user_key, revision=super()._read_user(user_key).revision)
+
+
+class Timeless(MemoryStateStore):
+    """A store that keeps no history."""
+
+    def _read_events(self, *_: Any) -> Sequence[str]:
+        return []
+
+
+def test_lost_counters_and_history_are_noticed(tmp_path: Path) -> None:
+    """What no record shows is read back, too."""
+    old = numbered(tmp_path, 1)
+    with pytest.raises(StorageError, match="'ada', 'd0': its user is said to have nothing saved"):
+        migrate(old, Countless())
+    with pytest.raises(StorageError, match="'ada', 'd0': history"):
+        migrate(old, Timeless())
+
+
+# -- what is named -----------------------------------------------------------------------------------------------
+
+SECRETS = [
+    "Postgresql://u:hidden@127.0.0.1:1/db",
+    "REDIS://u:hidden@127.0.0.1:1/0",
+    "redis-socket://u:hidden@h/x",
+    "memory:u:hidden",
+    "sqlite+pysqlcipher://:hidden@/foo.db",
+    "redis://u:hid/hidden@hidden@h",
+    "postgresql://u:hid/hidden@hidden@h/db",
+    "postgresql://u:hid?hidden@h/db",
+    "redis://u:hid#hidden@h",
+    "redis://u:hidden@h:hidden/0",
+    "postgresql://u:hidden@h:99999/x",
+    "redis://u:hidden",
+    "redis://127.0.0.1:1/0?Password=hidden&foo=bar",
+    "postgresql://u@127.0.0.1:1/db?password=hidden&foo=bar",
+    "unix://u:hidden@/nowhere?foo=bar",
+    "mysql://u@corp:hidden@h/db",
+]
+
+
+@pytest.mark.parametrize("place", SECRETS)
+def test_no_password_is_shown_or_becomes_a_file(
+    older: dict[str, OldData], tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However a URL is written, the error is one of ours, without the password in any form, and no file comes of it."""
+    pytest.importorskip("redis")
+    pytest.importorskip("psycopg")
+    monkeypatch.chdir(tmp_path)
+    for old, new, dry_run in (
+        (older["0.2.2"].url, place, False),
+        (older["0.2.2"].url, place, True),
+        (place, "new.db", False),
+    ):
+        with pytest.raises((ConfigurationError, StorageError)) as caught:
+            migrate(old, new, dry_run=dry_run)
+        assert "hid" not in str(caught.value)
+        assert "invalid literal" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_files_mean_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Question marks, percent signs and colons in paths, and schemes in capitals, lead to the file that is named."""
+    monkeypatch.chdir(tmp_path)
+    old = numbered(tmp_path, 1).rename("o?l%64.db")
+    for place in (Path("q?a.db"), "p%41c.db", "./a:b.db", Path("redis:x.db")):
+        assert migrate(Path(old), place).verified == 1
+        assert Path(place).is_file()
+    os.link(old, "hard.db")
+    with pytest.raises(ConfigurationError, match="hard links to one file"):
+        migrate(Path(old), Path("hard.db"))
+    Path("soft.db").symlink_to(old)
+    assert migrate(Path(old), Path("soft.db")).verified == 1
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "o?l%64.db",
+        "q?a.db",
+        "p%41c.db",
+        "a:b.db",
+        "redis:x.db",
+        "hard.db",
+        "soft.db",
+    }
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_dry_run_refuses_what_the_run_would(tmp_path: Path, dry_run: bool) -> None:
+    """A folder, a device, a file where a folder is to be, and a foreign file are refused in both, and stay."""
+    old = numbered(tmp_path, 1)
+    (tmp_path / "text").write_text("no database\n" * 100, encoding="utf-8")
+    for new in (tmp_path, Path("/dev/null"), tmp_path / "text" / "new.db"):
+        with pytest.raises(ConfigurationError, match="is no file|is no folder"):
+            migrate(old, new, dry_run=dry_run)
+    with pytest.raises(StorageError, match="not a database"):
+        migrate(old, tmp_path / "text", dry_run=dry_run)
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        migrate(old, tmp_path / "new.db", new_chunks=tmp_path / "text" / "wiki", dry_run=dry_run)
+
+
+def test_two_hashes_of_one_document_leave_the_one_whose_key_fits(valkey_port: int) -> None:
+    """A foreign hash that says a user and document of another key takes nothing's place, and is named."""
+    import redis
+
+    with redis.Redis(port=valkey_port) as client:
+        client.flushall()
+        for key, text in (("hkb:aaa:d", "Foreign."), ("hkb:ada:d", "Own."), ("hkb:zzz:d", "Foreign, too.")):
+            client.hset(key, mapping={"user_id": "ada", "doc_id": "d", "user_state": "CLAIMED", "full_content": text})
+        store = MemoryStateStore()
+        report = migrate(client, store)
+        client.flushall()
+    assert [record.full_content for record in store.list_claimed("ada")] == ["Own."]
+    assert (report.found, report.verified, len(report.skipped)) == (3, 1, 2)
+    assert "another record is of the same user and document" in report.skipped[0].text
+
+
+# -- what the command line prints, and where nobody reads it ---------------------------------------------------------
+
+
+def test_errors_are_json_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong arguments, a failure and an interruption each print one object with the sentence and the exit code."""
+    old = str(numbered(tmp_path, 1))
+    with pytest.raises(SystemExit):
+        main([old, "--json"])
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+    assert main([old, str(tmp_path), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["exit_code"], "is no file" in told["error"]) == (1, True)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rag_wiki.migrate.carry.carry", interrupted)
+    assert main([old, str(tmp_path / "new.db"), "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 130
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_report_that_nobody_reads_changes_no_exit_code(tmp_path: Path) -> None:
+    """A full disk or a closed pipe behind the output: the records are there, and the exit code says so."""
+    old = str(numbered(tmp_path, 1))
+    command = [sys.executable, "-m", "rag_wiki.migrate", old]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*command, str(tmp_path / "a.db")], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 0
+    assert "what was done can't be printed" in done.stderr
+    assert "Traceback" not in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [*command, str(tmp_path / "b.db")],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, "Traceback" in done.stderr, "BrokenPipe" in done.stderr) == (0, False, False)
+    with SQLiteStateStore(f"sqlite:///{tmp_path / 'b.db'}") as store:
+        assert len(store.list_claimed("ada")) == 1

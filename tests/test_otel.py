@@ -16,6 +16,7 @@ from helpers import TableEmbeddings, document
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
 from pydantic import PrivateAttr
 from scenarios import OTHER_QUESTION, POD_QUESTION, PODS, USER, World, chained, topics
 
@@ -460,3 +461,39 @@ print("rag_wiki.otel" in sys.modules)
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
     assert ended.stdout == "False\n"
+
+
+class UnspeakableError(RuntimeError):
+    """An error whose text can't be had."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "description"),
+    [
+        (RuntimeError(f"can't search for {POD_QUESTION}"), None),
+        (UnspeakableError(), None),
+        (RuntimeError("away"), "away"),
+    ],
+    ids=["repeats the query", "without a text", "plain"],
+)
+def test_a_message_that_repeats_the_query_is_left_out(
+    telemetry: Telemetry, error: RuntimeError, description: str | None
+) -> None:
+    """The caller gets the source's own error; spans have its type, and its words unless they repeat the query."""
+
+    def fails(query: str) -> list[Document]:
+        raise error
+
+    retriever = World().retriever(global_retriever=RunnableLambda(fails))
+    instrument(telemetry.tracers, telemetry.meters)
+    with pytest.raises(type(error)) as raised:
+        retriever.invoke(POD_QUESTION)
+    assert raised.value is error
+    for name in ("retrieval", "rag_wiki.global"):
+        (span,) = telemetry.spans(name)
+        assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, description)
+        assert attributes(span)["error.type"] == type(error).__qualname__
+        assert len(span.events) == (description is not None)

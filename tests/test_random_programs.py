@@ -913,42 +913,42 @@ def test_a_new_part_is_kept_also_where_the_copy_has_nothing_to_say(world: World)
     assert memory.refresh("pods").full_content == "Pods, part one.\n\nTax, part two."
 
 
-def _let_go_while_shown(world: World) -> RagWikiRetriever:
-    """A memory that let go of a document in the very query that showed it."""
+def _let_go_and_met_again(world: World) -> RagWikiRetriever:
+    """A memory that let go of a document, and then met it again."""
     memory = world.retriever(decay=DecayConfig(max_cache_miss_streak=1))
     world.save(memory, "pods", PODS)
-    world.shows(document("pods", PODS))
+    world.shows()
     memory.invoke(OTHER_QUESTION)
     assert world.state("pods") is DocumentState.DEMOTED
+    world.shows(document("pods", PODS))
+    memory.invoke(POD_QUESTION)
     return memory
 
 
 def test_a_document_met_again_has_no_texts_of_before(world: World) -> None:
     """Of a document that was let go and is fetched again, the texts are kept that its record names, and no others."""
-    memory = _let_go_while_shown(world)
-    world.shows(document("pods", "Pods, the second edition."))
-    memory.invoke(POD_QUESTION)
+    _let_go_and_met_again(world)
     kept = [text.text for text in world.store.retrieved_texts(USER, "pods")]
-    assert (kept, len(world.record("pods").retrieved)) == (["Pods, the second edition."], 1)
+    assert (kept, len(world.record("pods").retrieved)) == ([PODS], 1)
 
 
 def test_the_texts_of_a_document_brought_back_are_counted(world: World) -> None:
     """A pin that brings a document back keeps its texts, and counts their characters among those that are kept."""
-    record = _let_go_while_shown(world).force_pin("pods")
+    record = _let_go_and_met_again(world).force_pin("pods")
     assert (len(record.retrieved), record.retrieved_chars) == (1, len(PODS))
 
 
 def test_a_vote_leaves_the_texts_of_a_document_that_was_let_go(world: World) -> None:
     """A vote changes nothing but the vote: what is kept of a document that was let go can still be pinned."""
-    memory = _let_go_while_shown(world)
+    memory = _let_go_and_met_again(world)
     memory.thumbs_up("pods")
     assert len(world.store.retrieved_texts(USER, "pods")) == len(world.record("pods").retrieved) == 1
     assert memory.force_pin("pods").full_content == PODS
 
 
 def test_a_removal_leaves_no_names_of_texts_either(world: World) -> None:
-    """A document that was let go in the very query that showed it, and is removed then, has no texts and names none."""
-    record = _let_go_while_shown(world).force_remove("pods")
+    """A document that was let go, was met again and is removed then has no texts and names none."""
+    record = _let_go_and_met_again(world).force_remove("pods")
     assert world.store.retrieved_texts(USER, "pods") == []
     assert (record.retrieved, record.retrieved_chars) == ((), 0)
 

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from scenarios import OTHER_QUESTION, POD_QUESTION, PODS, USER, World
 
-from rag_wiki import DecayConfig, DecayEngine, DocumentState, RagWikiRetriever, StateStore, UserStats
+from rag_wiki import DecayConfig, DecayEngine, DocumentState, MemoryStateStore, RagWikiRetriever, StateStore, UserStats
 from rag_wiki.observing import ProcessStats, StageTimes, observations_of
 from rag_wiki.storage.records import DocumentEvent
 
@@ -310,3 +310,19 @@ def test_figures_of_the_process_need_no_user_and_no_store(monkeypatch: pytest.Mo
     assert counted(retriever) == replace(ZERO, calls=2, misses=2, asked=2, degraded=1)
     assert USER not in str(retriever.process_stats())
     assert USER not in json.dumps(retriever.process_stats().to_dict())
+
+
+def test_stores_that_are_equal_are_counted_apart() -> None:
+    """A store of somebody's own may be a dataclass: it needs no hash, and equal ones don't share counts."""
+
+    @dataclass
+    class Named(MemoryStateStore):
+        name: str = ""
+
+        def __post_init__(self) -> None:
+            MemoryStateStore.__init__(self)
+
+    first, second = (RagWikiRetriever(World().source, USER, Named("one")) for _ in range(2))
+    assert first.state_store == second.state_store
+    first.invoke("what?")
+    assert (first.process_stats().calls, second.process_stats().calls) == (1, 0)

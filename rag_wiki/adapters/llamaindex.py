@@ -40,6 +40,7 @@ from rag_wiki.pieces import as_id, as_number, identify
 from rag_wiki.retriever import RagWikiRetriever, RetrievalResult
 from rag_wiki.storage.records import check_user_id
 from rag_wiki.transparency.provenance import ProvenanceBlock
+from rag_wiki.users import using_user
 
 try:
     from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexRetriever
@@ -76,6 +77,9 @@ __all__ = [
 _ID_KEYS = ("doc_id", "document_id", "source", "doc_path", "file_path")
 _TITLE_KEYS = ("title", "file_name")
 _PATH_KEYS = ("file_path", "source", "url")
+
+_IDENTIFYING_KEYS = ("doc_id", "source", "doc_path")
+"""What `RagWikiRetriever` identifies a document by; see `identify`."""
 
 # Says in a record or a trace what kind of id this is, and keeps it apart from every id that a source gives.
 _CONTENT_ID_PREFIX = "content-sha256:"
@@ -123,7 +127,6 @@ class _Asking:
 
 
 _asking: ContextVar[_Asking | None] = ContextVar("rag_wiki_llamaindex_question", default=None)
-_user: ContextVar[str | None] = ContextVar("rag_wiki_llamaindex_user", default=None)
 
 
 class LlamaIndexRetrieverAdapter(BaseRetriever):
@@ -268,8 +271,8 @@ class RagWikiLlamaIndexRetriever(LlamaIndexRetriever):
     its `custom_embedding_strs` where the index's own model embeds. A vector in it is for the wrapped retriever alone:
     nobody knows which model made it.
 
-    LlamaIndex has no run configuration. The user is, in this order, the one of `using_user` around the call, of a
-    LangChain run around it, or of the retriever: `user_id`, or `for_user("bob")`.
+    LlamaIndex has no run configuration. The user is the one of `using_user` or of a LangChain run around the call,
+    whichever is nearer; else the retriever's own: `user_id`, or `for_user("bob")`. For actions as well.
 
     Args:
         retriever: The retriever, or what its `bind` or `with_config` made of it.
@@ -311,21 +314,15 @@ class RagWikiLlamaIndexRetriever(LlamaIndexRetriever):
     @property
     def last_provenance(self) -> ProvenanceBlock | None:
         """The provenance of this thread's or task's last call, else of the newest one for its user; or `None`."""
-        user = _user.get()
-        if user is None:
-            return self.retriever.last_provenance
-        bound: BoundRetriever = self.retriever.bind(user_id=user)  # type: ignore[assignment]  # a binding's stays one
-        return bound.last_provenance
+        return self.retriever.last_provenance
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         with self._asked(query_bundle) as asking:
-            query, arguments = query_bundle.query_str, _arguments()
-            return self._told(self.retriever.invoke_with_provenance(query, **arguments), asking)
+            return self._told(self.retriever.invoke_with_provenance(query_bundle.query_str), asking)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         with self._asked(query_bundle) as asking:
-            query, arguments = query_bundle.query_str, _arguments()
-            return self._told(await self.retriever.ainvoke_with_provenance(query, **arguments), asking)
+            return self._told(await self.retriever.ainvoke_with_provenance(query_bundle.query_str), asking)
 
     @contextmanager
     def _asked(self, bundle: QueryBundle) -> Iterator[_Asking]:
@@ -367,27 +364,6 @@ class RagWikiLlamaIndexRetriever(LlamaIndexRetriever):
         return nodes
 
 
-@contextmanager
-def using_user(user_id: str) -> Iterator[None]:
-    """Name the user of each `RagWikiLlamaIndexRetriever` that is asked within: one query engine for all users.
-
-    ::
-
-        with using_user("bob"):
-            response = query_engine.query("When are logs rotated?")
-
-    Holds for this thread or task and what it starts. A response that streams was retrieved for when it was made.
-
-    Raises:
-        InvalidUserError: `user_id` is blank or not a string.
-    """
-    token = _user.set(check_user_id(user_id))
-    try:
-        yield
-    finally:
-        _user.reset(token)
-
-
 def node_to_document(node_with_score: NodeWithScore) -> Document:
     """Translate one LlamaIndex result into a LangChain Document.
 
@@ -402,6 +378,9 @@ def node_to_document(node_with_score: NodeWithScore) -> Document:
         `document_id`, `source`, `doc_path` or `file_path` of the metadata; else a hash of the text. Never the id of the
         node, which without a SOURCE is often a new random one on each call, and never a file name, which another folder
         may hold too. A node with none of these and no text has no `doc_id`.
+        Nor has a reference (an `IndexNode`), in whose place LlamaIndex reads what it refers to: a saved copy of it
+        would be words about that, and hide it. It has no other key that identifies, so it passes through untracked,
+        unless `RagWikiRetrieverConfig(document_id=...)` names one.
       - `score`, when the retriever gave one. A missing score, or NaN, is no key: it is not a score of zero.
       - `doc_title` (from `title` or `file_name`) and `doc_path` (from `file_path`, `source` or `url`), when they are
         known and not there already, and `node_id`.
@@ -409,7 +388,7 @@ def node_to_document(node_with_score: NodeWithScore) -> Document:
         goes back to LlamaIndex keeps out of prompts what the node kept out.
 
     `doc_id` and `score` always have this one meaning. Where the node's own metadata uses these names for something
-    else, its value is kept as `original_doc_id` or `original_score`.
+    else, its value is kept as `original_doc_id` or `original_score`; so are `source` and `doc_path` of a reference.
 
     Args:
         node_with_score: One element of what a LlamaIndex retriever returns. It is not changed.
@@ -421,7 +400,8 @@ def node_to_document(node_with_score: NodeWithScore) -> Document:
     text = node.get_content(metadata_mode=MetadataMode.NONE)
     metadata: dict[str, Any] = copy.deepcopy(node.metadata)
 
-    doc_id = as_id(node.ref_doc_id) or _first_known(metadata, _ID_KEYS) or _content_id(text)
+    refers = isinstance(node, IndexNode)
+    doc_id = None if refers else as_id(node.ref_doc_id) or _first_known(metadata, _ID_KEYS) or _content_id(text)
     if doc_id != metadata.get("doc_id"):
         _move_aside(metadata, "doc_id")
         if doc_id is not None:
@@ -432,7 +412,11 @@ def node_to_document(node_with_score: NodeWithScore) -> Document:
     if score is not None and not math.isnan(score):
         metadata["score"] = float(score)
 
-    for key, known_as in (("doc_title", _TITLE_KEYS), ("doc_path", _PATH_KEYS)):
+    if refers:
+        for key in _IDENTIFYING_KEYS:
+            _move_aside(metadata, key)
+    known_keys = {"doc_title": _TITLE_KEYS} if refers else {"doc_title": _TITLE_KEYS, "doc_path": _PATH_KEYS}
+    for key, known_as in known_keys.items():
         known = _first_known(metadata, known_as)
         if known is not None:
             metadata.setdefault(key, known)
@@ -478,11 +462,6 @@ def _embed_models(retriever: object) -> Iterator[BaseEmbedding]:
                 yield model
             else:
                 waiting += [getattr(holder, name, None) for name in _INNER]
-
-
-def _arguments() -> dict[str, Any]:
-    user = _user.get()
-    return {} if user is None else {"user_id": user}
 
 
 def _known_scores(documents: Sequence[Document], provenance: ProvenanceBlock) -> Iterator[float | None]:
@@ -532,14 +511,15 @@ def _node_metadata(document: Document) -> tuple[dict[str, Any], dict[str, list[s
 def _as_it_was(original: BaseNode, document: Document, doc_id: str | None) -> BaseNode:
     """A copy of a node that LlamaIndex found, with our metadata, none of which goes where its own did not."""
     ours, _ = _node_metadata(document)
-    for key in ("doc_id", "score"):
+    for key in (*_IDENTIFYING_KEYS, "score"):
         if key in original.metadata:
             # Moved aside in the Document; here it is back.
             ours.pop(f"original_{key}", None)
     added = [key for key in ours if key not in original.metadata]
     return original.model_copy(
         update={
-            "metadata": {**ours, **copy.deepcopy(original.metadata)},
+            # Its own first: prompts show them in their order.
+            "metadata": {**copy.deepcopy(original.metadata), **{key: ours[key] for key in added}},
             "relationships": {**_source(doc_id), **original.relationships},
             **{name: [*getattr(original, name), *added] for name in _EXCLUDED_KEYS},
         }

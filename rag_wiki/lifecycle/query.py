@@ -52,8 +52,8 @@ class FetchedDocument(NamedTuple):
     doc_title: str
     doc_path: str
     texts: Sequence[FoundText] = ()
-    in_place_of_copy: bool = False
-    """It is saved, but its copy could not answer, and the source's text was served instead."""
+    is_shown: bool = True
+    """Whether there was room for a piece or copy of it in the answer."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +195,11 @@ def _account_for_saved(
 ) -> Step | None:
     doc_id = record.doc_id
     events = []
-    in_place = fetched is not None and fetched.in_place_of_copy
-    is_hit = doc_id in found.matched or in_place
-    if _is_of(record, found.answered) or in_place:
+    # Found by the source and shown, it is in use, whether or not its copy had an answer: a threshold that is too high
+    # for the model would else let go of what the user asks about all the time, to suggest it again.
+    shown = fetched is not None and fetched.is_shown
+    is_hit = doc_id in found.matched or shown
+    if _is_of(record, found.answered) or shown:
         after = fetched_once(record, now)
     elif found.asked:
         after = record.changed(queries_missed=record.queries_missed + 1)

@@ -14,7 +14,26 @@ or from a program::
 The old place is only read. Old and new may be one database, one Redis, one folder: the names in it differ.
 """
 
-from rag_wiki.migrate.carry import migrate
-from rag_wiki.migrate.report import DocumentNote, MigrationReport
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rag_wiki.migrate.carry import migrate
+    from rag_wiki.migrate.report import DocumentNote, MigrationReport
 
 __all__ = ["DocumentNote", "MigrationReport", "migrate"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: the command line begins with catching an interruption, and imports afterwards.
+    if name == "migrate":
+        from rag_wiki.migrate.carry import migrate
+
+        return migrate
+    if name in __all__:
+        from rag_wiki.migrate import report
+
+        return getattr(report, name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from langchain_core.embeddings import Embeddings
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
 
-from rag_wiki.config import RagWikiRetrieverConfig
-from rag_wiki.errors import ConfigurationError, RagWikiError
-from rag_wiki.migrate.carry import carry
-from rag_wiki.migrate.report import MigrationReport
+    from rag_wiki.migrate.report import MigrationReport
+
+# What takes long to import is imported where it is used: an interruption meanwhile is one as any other.
 
 __all__ = ["main"]
 
@@ -23,11 +24,17 @@ examples:
   python -m rag_wiki.migrate sqlite:///rag_wiki.db sqlite:///rag_wiki.db --chunks wiki --wiki-save-dir wiki
   python -m rag_wiki.migrate redis://localhost/0 postgresql://app@db/app --embeddings ollama:nomic-embed-text
 
-Stop the application first. The old place is only read; running this again adds what is missing.
+Stop the application first. The old place is only read; running this again adds what is missing. What was removed from
+the new place since an earlier run stays away (--bring-back brings it). Who was forgotten in the new place is still in
+the old one: remove them there, too.
+
+A text with a colon after its second letter or later is a URL; a file of such a name is named by ./ before it.
 
 exit codes: 0 all is there and was read back; 1 it could not be done; 2 wrong arguments; 3 done, but some records could
-not be brought over, or were not read back as written: they are named; 130 interrupted
+not be brought over, or were not read back as written: they are named; 130 interrupted. With --json an error is printed
+as {"error": ..., "exit_code": ...}.
 """
+_INTERRUPTED = "interrupted. What was brought over so far stays; the next run goes on from there."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,40 +46,73 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    options = _parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    options = _parser(as_json="--json" in arguments).parse_args(arguments)
     progress = _Progress(sys.stderr)
     try:
-        report = carry(
-            options.old,
-            options.new,
-            old_chunks=options.chunks,
-            embedding_model=None if options.embeddings is None else _embeddings(options.embeddings),
-            config=RagWikiRetrieverConfig(wiki_save_dir=options.wiki_save_dir, embedding_name=options.embedding_name),
-            dry_run=options.dry_run,
-            overwrite=options.overwrite,
-            on_progress=None if options.quiet else progress,
-        )
+        report = _carried(options, progress)
     except KeyboardInterrupt:
         progress.end()
-        _say(sys.stderr, "interrupted. What was brought over so far stays; the next run goes on from there.")
-        return 130
+        return _fail(_INTERRUPTED, 130, as_json=options.json)
     except Exception as error:  # each database and each model has errors of its own, and people read one sentence
         progress.end()
-        kind = "" if isinstance(error, RagWikiError) else f"{type(error).__name__}: "
-        _say(sys.stderr, f"rag_wiki.migrate: {kind}{error}")
-        return 1
+        return _fail(_sentence(error), 1, as_json=options.json)
     progress.end()
     _say(sys.stdout, json.dumps(report.to_dict(), indent=2) if options.json else _told(report, options))
     return 0 if report.is_whole else 3
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _carried(options: argparse.Namespace, progress: _Progress) -> MigrationReport:
+    from rag_wiki.config import RagWikiRetrieverConfig
+    from rag_wiki.migrate.carry import carry
+
+    return carry(
+        options.old,
+        options.new,
+        old_chunks=options.chunks,
+        embedding_model=None if options.embeddings is None else _embeddings(options.embeddings),
+        config=RagWikiRetrieverConfig(wiki_save_dir=options.wiki_save_dir, embedding_name=options.embedding_name),
+        dry_run=options.dry_run,
+        overwrite=options.overwrite,
+        bring_back=options.bring_back,
+        on_progress=None if options.quiet else progress,
+    )
+
+
+def _sentence(error: Exception) -> str:
+    from rag_wiki.errors import RagWikiError
+    from rag_wiki.migrate.places import reason
+
+    return str(error) if isinstance(error, RagWikiError) else f"{type(error).__name__}: {reason(error)}"
+
+
+def _fail(message: str, exit_code: int, *, as_json: bool) -> int:
+    if as_json:
+        _say(sys.stdout, json.dumps({"error": message, "exit_code": exit_code}))
+    _say(sys.stderr, f"rag_wiki.migrate: {message}")
+    return exit_code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in JSON, too, what is wrong with the arguments."""
+
+    as_json = False
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong, and exit."""
+        if self.as_json:
+            _say(sys.stdout, json.dumps({"error": message, "exit_code": 2}))
+        super().error(message)
+
+
+def _parser(*, as_json: bool) -> argparse.ArgumentParser:
+    parser = _Parser(
         prog="python -m rag_wiki.migrate",
         description="Bring what langchain-rag-wiki 0.2 kept over into a place of this release, and read it back.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.as_json = as_json
     parser.add_argument("old", metavar="OLD", help="sqlite:///path.db, a path, or redis://host:6379/0")
     parser.add_argument("new", metavar="NEW", help="sqlite:///path.db, postgresql://… or redis://…; may be the old one")
     parser.add_argument("--chunks", metavar="FOLDER", help="the wiki_save_dir of 0.2.2 or 0.2.4, which has the chunks")
@@ -89,8 +129,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--embedding-name", metavar="NAME", help="the embedding_name of your settings, if you set one")
     parser.add_argument("--overwrite", action="store_true", help="replace what the new place has in another form")
+    parser.add_argument(
+        "--bring-back", action="store_true", help="bring what was removed from the new place since an earlier run, too"
+    )
     parser.add_argument("--dry-run", action="store_true", help="write nothing, only say what would be done")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON, with every document named")
+    parser.add_argument(
+        "--json", action="store_true", help="print the report, with every document, or the error as JSON"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
 
@@ -102,6 +147,8 @@ def _embeddings(name: str) -> Embeddings:
         ConfigurationError: `langchain`, which knows the providers, is not installed.
         MissingExtraError: The local model is not installed.
     """
+    from rag_wiki.errors import ConfigurationError
+
     if name == "local":
         from rag_wiki.embeddings import LocalEmbeddings
 
@@ -125,6 +172,8 @@ def _told(report: MigrationReport, options: argparse.Namespace) -> str:
         lines.append("Chunks were split from the contents. If 0.2 had a wiki_save_dir, --chunks brings its own.")
     if options.embeddings is None and report.chunks:
         lines.append("Vectors wait for the model: give it with --embeddings, or call reindex() for each user.")
+    if report.removed:
+        lines.append("What was removed from the new place is still in the old one: remove it there, too.")
     if report.dry_run:
         lines.append("This was a dry run: nothing was written.")
     elif report.is_whole:
@@ -139,9 +188,9 @@ class _Progress:
 
     _every_seconds = 5.0
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self._on_terminal = stream.isatty()
+        self._on_terminal = stream is not None and stream.isatty()
         self._began = self._told = time.monotonic()
         self._is_open = False
 
@@ -153,20 +202,48 @@ class _Progress:
         self._told = now
         start, end = ("\r", "") if self._on_terminal else ("", "\n")
         rate = done / max(now - self._began, 1e-9)
-        self._stream.write(f"{start}{done:,} of {total:,} records ({rate:,.0f} a second){end}")
-        self._stream.flush()
+        self._write(f"{start}{done:,} of {total:,} records ({rate:,.0f} a second){end}")
         self._is_open = self._on_terminal
 
     def end(self) -> None:
         """End the line."""
         if self._is_open:
-            self._stream.write("\n")
+            self._write("\n")
             self._is_open = False
 
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError):
+                # Nobody reads it: that must not break what is told of.
+                _close(self._stream)
+                self._stream = None
 
-def _say(stream: TextIO, text: str) -> None:
+
+def _say(stream: TextIO | None, text: str) -> None:
+    """Print a text. Nobody may be reading: that changes nothing of what was done, nor of the exit code."""
+    if stream is None:
+        return
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
+    except (OSError, ValueError) as error:
+        # What is left in the buffer would fail once more when the process ends.
+        _close(stream)
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            _say(sys.stderr, f"rag_wiki.migrate: what was done can't be printed: {error}")
+
+
+def _close(stream: Any) -> None:
+    try:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+    except (OSError, ValueError):
+        return
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -13,18 +13,28 @@ from langchain_core.embeddings import Embeddings
 from rag_wiki.clock import Clock, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import ConfigurationError, InvalidDocumentError, InvalidUserError, StorageError
+from rag_wiki.migrate.brought import Brought
 from rag_wiki.migrate.item import Item
 from rag_wiki.migrate.listing import ListedDocument, Listing
 from rag_wiki.migrate.meaning import ChunkDraft, Draft, UnreadableRecordError, understand
 from rag_wiki.migrate.older_chunks import OlderChunk, OlderChunks
-from rag_wiki.migrate.older_state import Listed, OlderState
-from rag_wiki.migrate.places import OldPlace, StorePlace, is_set_up, open_new, open_old
+from rag_wiki.migrate.older_state import Damaged, Listed, OlderState
+from rag_wiki.migrate.places import (
+    OldPlace,
+    StorePlace,
+    check_folder,
+    look_at,
+    open_new,
+    open_old,
+    shown,
+    telling,
+)
 from rag_wiki.migrate.report import DocumentNote, MigrationReport
 from rag_wiki.migrate.vectors import Model
 from rag_wiki.migrate.write import Writer
 from rag_wiki.saving import split_sections, splitter_of
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkHits, ChunkStore, new_copy_id
-from rag_wiki.storage.records import check_doc_id, check_user_id
+from rag_wiki.storage.records import check_doc_id, check_user_id, join_halves
 
 __all__ = ["Progress", "migrate"]
 
@@ -46,13 +56,15 @@ def migrate(
     config: RagWikiRetrieverConfig | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
+    bring_back: bool = False,
     on_progress: Progress | None = None,
     clock: Clock = utc_now,
 ) -> MigrationReport:
     """Bring records, contents and chunks of release 0.2 over, and read all of it back.
 
     The old place is only read. A document comes over wholly or not at all, and what can't be read stops no other:
-    the report names it. Running it again changes nothing but what was missing.
+    the report names it. Running it again changes nothing but what was missing; what was removed from the new place
+    since stays away. Who was forgotten in the new place is still in the old one: remove them there, too.
 
     Args:
         old: `sqlite:///old.db` or the path of the file, `redis://host:6379/0`, or a Redis client.
@@ -64,8 +76,11 @@ def migrate(
             other chunks are embedded anew. Without it nothing is embedded: the copies are found by words, and by
             vectors after `reindex()`.
         config: The settings that the retriever will have: how texts are split, and `embedding_name`.
-        dry_run: Only say what would be done. Nothing is made of a URL; a store that is handed in may set itself up.
+        dry_run: Only say what would be done, or why it could not be. Nothing is made of a URL; a store that is handed
+            in may set itself up.
         overwrite: Replace records that the new place has in another form. By default they stand.
+        bring_back: Bring what was removed from the new place (`forget_user`, `purge`, `delete`) since an earlier run
+            brought it. By default it stays away: the new place keeps a keyed hash of the ids of what was brought.
         on_progress: Told after each page how many records are done, and of how many.
         clock: Tells the time of the entry in each document's history.
 
@@ -73,10 +88,12 @@ def migrate(
         What was done, counted.
 
     Raises:
-        ConfigurationError: There is nothing of 0.2 in the old place, or no store for the new one.
+        ConfigurationError: There is nothing of 0.2 in the old place, or no store for the new one; no message shows a
+            password.
         MissingExtraError: What a place needs is not installed.
-        StorageError: A place can't be read; or what was read back is not what was written, which names the
-            documents. What was done until then stays, and the next run goes on.
+        StorageError: A place can't be read or written, or the old one is written to without a pause; or what was read
+            back is not what was written, which names the documents. What was done until then stays, and the next run
+            goes on.
         EmbeddingError: The model's answer can't be used.
     """
     report = carry(
@@ -88,6 +105,7 @@ def migrate(
         config=config,
         dry_run=dry_run,
         overwrite=overwrite,
+        bring_back=bring_back,
         on_progress=on_progress,
         clock=clock,
     )
@@ -108,6 +126,7 @@ def carry(
     config: RagWikiRetrieverConfig | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
+    bring_back: bool = False,
     on_progress: Progress | None = None,
     clock: Clock = utc_now,
 ) -> MigrationReport:
@@ -120,7 +139,8 @@ def carry(
         target = open_new(new)
         stack.callback(target.close)
         # Closed before the new one: the last that closes an SQLite file takes its log away, and must be able to write.
-        source = open_old(old, new=new)
+        with telling(shown(old)):
+            source = open_old(old, new=new, dry_run=dry_run)
         stack.callback(source.close)
         files = None if old_chunks is None else OlderChunks(old_chunks)
         folder = settings.wiki_save_dir if new_chunks is None else new_chunks
@@ -128,6 +148,7 @@ def carry(
         if isinstance(folder, ChunkStore):
             chunks, where = folder, "in the chunk store handed in"
         elif folder is not None:
+            check_folder(Path(folder))
             chunks, where = ChunkStore(folder), f"in {folder}"
         model = None if embedding_model is None else Model(embedding_model, settings)
         report = MigrationReport(
@@ -140,17 +161,42 @@ def carry(
         )
         listing = Listing(ignores_case=files is not None and files.ignores_case)
         stack.callback(listing.close)
+        with telling(target.shown):
+            there = look_at(new) or not dry_run
         listing.fill(_nameable(source, report))
-        there = not dry_run or is_set_up(new)
-        writer = Writer(target.store, chunks, report, clock, dry_run=dry_run, overwrite=overwrite, is_there=there)
+        with telling(target.shown):
+            brought = Brought(target.store if there else None, dry_run=dry_run)
+        stack.callback(_kept, brought)
+        writer = Writer(
+            target.store,
+            chunks,
+            report,
+            clock,
+            dry_run=dry_run,
+            overwrite=overwrite,
+            is_there=there,
+            brought=brought,
+            bring_back=bring_back,
+        )
         migration = _Migration(source, files, writer, model, settings, report, clock)
         migration.run(listing, on_progress)
+        brought.keep()
     return report
+
+
+def _kept(brought: Brought) -> None:
+    """Keep what a run brought that broke; why it broke is what the caller must see."""
+    with suppress(Exception):
+        brought.keep()
 
 
 def _nameable(source: OlderState, report: MigrationReport) -> Iterator[Listed]:
     """The records whose ids can be told; the others are noted."""
     for item in source.names():
+        if item.problem:
+            report.skipped.append(DocumentNote("?", "?", item.problem))
+            report.found += 1
+            continue
         try:
             user_id, doc_id = check_user_id(item.user_id), check_doc_id(item.doc_id)
             (user_id + doc_id).encode()
@@ -158,7 +204,25 @@ def _nameable(source: OlderState, report: MigrationReport) -> Iterator[Listed]:
             report.skipped.append(DocumentNote(f"{item.user_id!s}", f"{item.doc_id!s}", f"at {item.place!r}: {error}"))
             report.found += 1
             continue
-        yield Listed(item.place, user_id, doc_id)
+        yield item._replace(user_id=user_id, doc_id=doc_id)
+
+
+def _fields_of(user_id: str, doc_id: str, found: Mapping[str, object] | Damaged | None) -> Mapping[str, object]:
+    """The fields of the document that was listed.
+
+    Raises:
+        UnreadableRecordError: There are none, or another one lies there now: SQLite may number rows anew.
+    """
+    if isinstance(found, Damaged):
+        raise UnreadableRecordError(found.why)
+    if found is None or (_id(found.get("user_id")), _id(found.get("doc_id"))) != (user_id, doc_id):
+        msg = "its record went while it was to be read"
+        raise UnreadableRecordError(msg)
+    return found
+
+
+def _id(value: object) -> object:
+    return join_halves(value) if isinstance(value, str) else value
 
 
 class _Migration:
@@ -186,6 +250,7 @@ class _Migration:
         """Bring all of it over."""
         total, self._report.users = listing.counts()
         self._report.found += total
+        listed = self._report.found
         done, progress = 0, on_progress or (lambda _done, _total: None)
         progress(0, total)
         for page in listing.pages(_PAGE):
@@ -194,6 +259,12 @@ class _Migration:
             self._writer.write(page[0].user_id, items)
             done += len(page)
             progress(done, total)
+        for double in listing.doubles:
+            why = f"at {double.place!r}: another record is of the same user and document, and was brought over"
+            self._report.skipped.append(DocumentNote(double.user_id, double.doc_id, why))
+            done += 1
+            progress(done, total)
+        self._report.problems += self._source.problems(listed)
         for gone, instead in listing.lost(self._source.overwritten()):
             why = f"the record of user {instead.user_id!r}, document {instead.doc_id!r}, has the same key: 0.2 lost it"
             self._report.skipped.append(DocumentNote(gone.user_id, gone.doc_id, why))
@@ -204,14 +275,14 @@ class _Migration:
         found = self._source.read([document.place for document in page])
         for user_id, doc_id, place, shared in page:
             try:
-                if place not in found:
-                    msg = "its record went while it was to be read"
-                    raise UnreadableRecordError(msg)
+                fields = _fields_of(user_id, doc_id, found.get(place))
                 file = None if self._files is None else self._files.read(user_id, doc_id)
-                draft = understand(user_id, doc_id, found[place], file, shared=shared)
+                draft = understand(user_id, doc_id, fields, file, shared=shared)
             except UnreadableRecordError as error:
                 self._report.skipped.append(DocumentNote(user_id, doc_id, str(error)))
                 continue
+            if file is not None and file.unread:
+                self._report.unread_chunks.append(DocumentNote(user_id, doc_id, f"{file.problem}"))
             items.append(Item(self._with_chunks(draft)))
         return items
 

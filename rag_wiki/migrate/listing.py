@@ -30,14 +30,18 @@ class Listing:
         self._database = sqlite3.connect("", isolation_level=None)
         self._ignores_case = ignores_case
         # `file` is made of the ids alone, so that it is the same whether or not there is a folder of chunks.
-        self._database.execute("CREATE TABLE listed (user_id TEXT, doc_id TEXT, place, file TEXT, UNIQUE (place))")
+        self._database.execute(
+            "CREATE TABLE listed (user_id TEXT, doc_id TEXT, place, file TEXT, fits, UNIQUE (place))"
+        )
+        self.doubles = list[ListedDocument]()
+        """Records that `pages` left out, because another one is of the same user and document."""
 
     def fill(self, listed: Iterable[Listed]) -> None:
         """List these, whose ids are texts, and make ready for reading."""
         for batch in batches(listed):
-            rows = [(item.user_id, item.doc_id, item.place, self._file(item)) for item in batch]
+            rows = [(item.user_id, item.doc_id, item.place, self._file(item), item.fits) for item in batch]
             self._database.execute("BEGIN")
-            self._database.executemany("INSERT OR IGNORE INTO listed VALUES (?, ?, ?, ?)", rows)
+            self._database.executemany("INSERT OR IGNORE INTO listed VALUES (?, ?, ?, ?, ?)", rows)
             self._database.execute("COMMIT")
         self._database.execute("CREATE INDEX by_name ON listed (user_id, doc_id)")
         self._database.execute("CREATE INDEX by_file ON listed (file)")
@@ -52,13 +56,24 @@ class Listing:
         return int(row[0]), int(row[1])
 
     def pages(self, size: int) -> Iterator[list[ListedDocument]]:
-        """The documents in the order of users and ids; a page is of one user, and has at most `size`."""
-        query = """
-            SELECT user_id, doc_id, place, (SELECT count(*) FROM listed other WHERE other.file = mine.file) > 1
-            FROM listed mine ORDER BY user_id, doc_id
+        """The documents in the order of users and ids; a page is of one user, and has at most `size`.
+
+        Of records that are of one document, the one that lies where it should comes, else the first.
         """
+        query = """
+            SELECT user_id, doc_id, place, EXISTS (
+                SELECT 1 FROM listed other
+                WHERE other.file = mine.file AND (other.user_id, other.doc_id) != (mine.user_id, mine.doc_id)
+            )
+            FROM listed mine ORDER BY user_id, doc_id, fits DESC, place
+        """
+        last: tuple[str, str] | None = None
         page: list[ListedDocument] = []
         for user_id, doc_id, place, shares in self._database.execute(query):
+            if last == (user_id, doc_id):
+                self.doubles.append(ListedDocument(user_id, doc_id, place, bool(shares)))
+                continue
+            last = user_id, doc_id
             if page and (page[0].user_id != user_id or len(page) == size):
                 yield page
                 page = []

@@ -197,7 +197,7 @@ def _chunks(file: ChunkFile | None, content: str | None, *, shared: bool) -> tup
     """The chunks that are this document's, each text once, and what is to be said of the others."""
     if file is None:
         return [], []
-    notes = [f"its chunk file can't be read: {file.problem}"] if file.problem else []
+    notes = [f"its chunk file can't be read: {file.problem}"] if file.problem and not file.unread else []
     if file.unreadable:
         notes.append(f"{file.unreadable} lines of its chunk file can't be read")
     own = list(file.chunks)

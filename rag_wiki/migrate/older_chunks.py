@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rag_wiki.errors import ConfigurationError
+from rag_wiki.errors import ConfigurationError, StorageError
 from rag_wiki.migrate.values import moment_of, whole_of
 from rag_wiki.storage.codec import UNREADABLE
 from rag_wiki.storage.records import join_halves
@@ -42,7 +42,9 @@ class ChunkFile:
     unreadable: int = 0
     """Lines that hold no chunk."""
     problem: str | None = None
-    """Why the file itself can't be read."""
+    """Why the file is not read."""
+    unread: bool = False
+    """It may hold chunks: another run, which is let, would bring them."""
 
 
 def file_of(user_id: str, doc_id: str) -> str:
@@ -62,6 +64,7 @@ class OlderChunks:
 
     Raises:
         ConfigurationError: There is no such folder.
+        StorageError: It can't be read.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -69,6 +72,11 @@ class OlderChunks:
         if not self.folder.is_dir():
             msg = f"there is no folder {str(folder)!r} to bring chunks from"
             raise ConfigurationError(msg)
+        try:
+            next(self.folder.iterdir(), None)
+        except OSError as error:
+            msg = f"the folder {str(folder)!r} can't be read, to bring chunks from: {error}"
+            raise StorageError(msg) from error
         turned = self.folder.resolve()
         turned = turned.with_name(turned.name.swapcase())
         self.ignores_case = turned.name != self.folder.resolve().name and turned.exists()
@@ -85,7 +93,7 @@ class OlderChunks:
             return None
         except OSError as error:
             # A name that is longer than the file system takes could not be written either.
-            return None if len(name.encode()) > 255 else ChunkFile(problem=str(error))
+            return None if len(name.encode()) > 255 else ChunkFile(problem=str(error), unread=True)
         lines = [line for line in content.split(b"\n") if line.strip()]
         chunks = [_chunk(line) for line in lines]
         found = tuple(chunk for chunk in chunks if chunk is not None)

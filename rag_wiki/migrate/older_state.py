@@ -6,36 +6,62 @@ Nothing here believes what it reads: SQLite keeps values of any type in any colu
 from __future__ import annotations
 
 import contextlib
-import shutil
-import sqlite3
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from rag_wiki.errors import ConfigurationError, MissingExtraError, StorageError
+from rag_wiki.migrate.sqlite_file import DamagedFileError, SQLiteFile
+from rag_wiki.migrate.sqlite_file import decoded as _decoded
 
-__all__ = ["Listed", "OlderRedis", "OlderSQLite", "OlderState", "Overwritten", "batches", "has_table", "redis_client"]
+__all__ = [
+    "Damaged",
+    "Listed",
+    "OlderRedis",
+    "OlderSQLite",
+    "OlderState",
+    "Overwritten",
+    "Place",
+    "batches",
+    "redis_client",
+]
 
 T = TypeVar("T")
+Place: TypeAlias = "int | str | bytes"
+"""A row number, or a key."""
 
 _BATCH = 500
 _TABLE = "user_document_state"
 _ESSENTIAL = ("user_id", "doc_id", "user_state")
 _PREFIX = "hkb:"
+LOOKS = "it looks like redis://user:password@host:6379/0"
 _MOST_NAMED = 8
 """Tables or keys that a message names."""
+_ROW_NUMBERS = ("rowid", "_rowid_", "oid")
+"""What SQLite calls the number of a row, where no column is called so."""
+_FIRST_ROW = -(2**63)
+_MOST_DAMAGED = 20_000
+"""Ranges that are halved: numbers may lie far apart."""
 
 
 class Listed(NamedTuple):
     """A record as it is listed: where it lies, and whose and of what it says that it is."""
 
-    place: int | str | bytes
-    """A row id, or a key."""
+    place: Place
     user_id: object
     doc_id: object
+    problem: str = ""
+    """Why not even that can be read."""
+    fits: bool = True
+    """It lies where 0.2 would have put it."""
+
+
+class Damaged(NamedTuple):
+    """What takes the place of a record that can't be read."""
+
+    why: str
 
 
 class Overwritten(NamedTuple):
@@ -43,7 +69,7 @@ class Overwritten(NamedTuple):
 
     user_id: str
     doc_id: str
-    key: int | str | bytes
+    key: Place
 
 
 class OlderState(ABC):
@@ -57,8 +83,12 @@ class OlderState(ABC):
         """All records, in any order; Redis may name one twice."""
 
     @abstractmethod
-    def read(self, places: Sequence[int | str | bytes]) -> dict[int | str | bytes, Mapping[str, object]]:
+    def read(self, places: Sequence[Place]) -> dict[Place, Mapping[str, object] | Damaged]:
         """The fields of some of them; those that went meanwhile are not in it."""
+
+    def problems(self, listed: int) -> list[str]:  # noqa: ARG002 - for those that can count
+        """What is to be said of the place as a whole, when all that was listed has been read."""
+        return []
 
     def overwritten(self) -> Iterator[Overwritten]:
         """Documents that were listed as a user's, and the key where their record was; it may be there still."""
@@ -75,84 +105,46 @@ def batches(values: Iterable[T], size: int = _BATCH) -> Iterator[list[T]]:
         yield batch
 
 
-def _decoded(value: object) -> object:
-    """UTF-8 bytes as text; anything else as it is."""
-    if isinstance(value, bytes):
-        with contextlib.suppress(UnicodeDecodeError):
-            return value.decode()
-    return value
-
-
 class OlderSQLite(OlderState):
     """The table of an SQLite file, opened for reading alone.
 
-    It is read in short steps, each for itself: whoever writes meanwhile waits for none that takes long.
-
     Args:
         path: The file.
-        writes_here: It is where the records go to, too: somebody writes to it while it is read.
+        shown: What to call it; the path when `None`.
+        writes_here: It is where the records go to, too: this process writes to it while it is read.
 
     Raises:
         ConfigurationError: There is no such file, or it is not of 0.2; the message says what it is.
         StorageError: It can't be read.
     """
 
-    def __init__(self, path: Path, *, writes_here: bool = False) -> None:
-        self.shown = f"sqlite:///{path}"
+    def __init__(self, path: Path, shown: str | None = None, *, writes_here: bool = False) -> None:
+        self.shown = shown or str(path)
         self._path = path
-        self._copied: tempfile.TemporaryDirectory[str] | None = None
         if not path.is_file():
             msg = f"there is no file {str(path)!r} to bring records from"
             raise ConfigurationError(msg)
-        self._connection = self._open(writes_here)
+        self._file = SQLiteFile(path, writes_here=writes_here)
+        self._table, self._problems = _quoted(_TABLE), list[str]()
         try:
             self._columns = self._check()
+            self._number = self._row_number()
+            self._figures = self._count_up() if writes_here else None
         except BaseException:
             self.close()
             raise
 
-    def _open(self, writes_here: bool) -> sqlite3.Connection:
-        log, shared = _beside(self._path, "-wal"), _beside(self._path, "-shm")
-        if _has_bytes(log) and not shared.exists():
-            # Left by a crash; reading it in place would make the file that is missing.
-            return self._open_copy()
-        # A log that nobody has open is empty or gone. To read the file as one that can't change makes none.
-        fixed = _keeps_log(self._path) and not _has_bytes(log) and not writes_here
-        connection = _connect(self._path, "mode=ro&immutable=1" if fixed else "mode=ro")
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            if "readonly" in str(error) and _has_bytes(_beside(self._path, "-journal")):
-                # A crash left a transaction half written. Undoing it would change the file: that is done to a copy.
-                return self._open_copy()
-            raise self._unreadable(error) from error
-        return connection
-
-    def _open_copy(self) -> sqlite3.Connection:
-        self._copied = tempfile.TemporaryDirectory(prefix="rag_wiki-migrate-")
-        copy = Path(self._copied.name) / "copy.db"
-        for ending in ("", "-journal", "-wal"):
-            if _beside(self._path, ending).exists():
-                shutil.copyfile(_beside(self._path, ending), _beside(copy, ending))
-        return _connect(copy, "mode=rw")
-
-    def _unreadable(self, error: sqlite3.Error) -> StorageError:
-        return StorageError(f"{str(self._path)!r} can't be read as an SQLite database: {error}")
-
-    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        try:
-            return [tuple(map(_decoded, row)) for row in self._connection.execute(statement, values).fetchall()]
-        except sqlite3.Error as error:
-            raise self._unreadable(error) from error
-
     def _check(self) -> list[str]:
-        """The table's columns."""
-        columns = [str(row[1]) for row in self._run(f"PRAGMA table_info({_TABLE})")]
-        if columns and set(_ESSENTIAL) <= set(columns):
-            return columns
-        tables = [str(row[0]) for row in self._run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        if columns:
+        """The table's columns, but for those that hide the number of a row."""
+        run = self._file.run
+        kinds = [str(row[0]) for row in run("SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", _TABLE)]
+        columns = [row[1] for row in run(f"PRAGMA table_info({_TABLE})") if isinstance(row[1], str)]
+        if "table" in kinds and set(_ESSENTIAL) <= set(columns):
+            return [name for name in columns if name.lower() not in _ROW_NUMBERS]
+        tables = [str(row[0]) for row in run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+        if kinds and "table" not in kinds:
+            found = f"its {_TABLE} is a {kinds[0]}, and 0.2 kept its records in a table"
+        elif columns:
             found = f"its table {_TABLE} has the columns {_named(columns)}, which are not those of 0.2"
         elif "rag_wiki_schema" in tables:
             found = "it holds data of this release, and none of 0.2: there is nothing to bring over"
@@ -163,69 +155,136 @@ class OlderSQLite(OlderState):
         msg = f"{str(self._path)!r} is no database of langchain-rag-wiki 0.2: {found}"
         raise ConfigurationError(msg)
 
+    def _row_number(self) -> str:
+        """What the number of a row is called; a table whose rows have none is copied into one whose rows do."""
+        hidden = {str(row[1]).lower() for row in self._file.run(f"PRAGMA table_info({_TABLE})")}
+        for name in _ROW_NUMBERS:
+            if name not in hidden:
+                try:
+                    self._file.run(f"SELECT {name} FROM {self._table} LIMIT 1")  # noqa: S608 - names of its own
+                except DamagedFileError:
+                    return name
+                except StorageError:
+                    break
+                return name
+        names = ", ".join(map(_quoted, self._columns))
+        copy = f"CREATE TEMP TABLE rag_wiki_copy AS SELECT {names} FROM main.{self._table}"  # noqa: S608 - as above
+        self._file.prepare(copy)
+        self._table = "temp.rag_wiki_copy"
+        return _ROW_NUMBERS[0]
+
+    def _count_up(self) -> list[tuple[Any, ...]] | None:
+        """Figures that any question to 0.2 changes."""
+        counts = [f"total({name})" for name in ("fetch_count", "queries_missed") if name in self._columns]
+        latest = [f"max({name})" for name in ("last_fetched_at", "cached_at") if name in self._columns]
+        try:
+            return self._file.run(f"SELECT {', '.join(['count(*)', *counts, *latest])} FROM {self._table}")  # noqa: S608
+        except DamagedFileError:
+            return None
+
+    def _rows(self, which: str, *values: int) -> list[tuple[Any, ...]]:
+        query = f"SELECT {self._number}, user_id, doc_id FROM {self._table} {which}"  # noqa: S608 - names of its own
+        return self._file.run(query, *values)
+
     def names(self) -> Iterator[Listed]:
-        """All rows, by their number."""
-        after = -(2**63)
-        query = f"SELECT rowid, user_id, doc_id FROM {_TABLE} WHERE rowid > ? ORDER BY rowid LIMIT {_BATCH}"  # noqa: S608
-        while rows := self._run(query, after):
-            for number, user_id, doc_id in rows:
-                yield Listed(number, user_id, doc_id)
+        """All rows, by their number; of those that can't be read, what there is."""
+        after, number, limit = _FIRST_ROW, self._number, _BATCH
+        while True:
+            try:
+                rows = self._rows(f"WHERE {number} > ? ORDER BY {number} LIMIT {limit}", after)
+            except DamagedFileError as error:
+                limit //= 2
+                if limit:
+                    continue
+                yield from self._beyond(after, error)
+                return
+            if not rows:
+                return
+            yield from (Listed(*row) for row in rows)
             after = rows[-1][0]
 
-    def read(self, places: Sequence[int | str | bytes]) -> dict[int | str | bytes, Mapping[str, object]]:
-        """The rows of these numbers."""
-        found: dict[int | str | bytes, Mapping[str, object]] = {}
-        names = ", ".join(f'"{name}"' for name in self._columns)
-        for batch in batches(places):
-            marks = ", ".join("?" * len(batch))
-            query = f"SELECT rowid, {names} FROM {_TABLE} WHERE rowid IN ({marks})"  # noqa: S608 - names of its own
-            for number, *values in self._run(query, *batch):
-                found[number] = dict(zip(self._columns, values, strict=True))
+    def _beyond(self, after: int, error: DamagedFileError) -> Iterator[Listed]:
+        """The rows beyond a number, where the next ones are damaged."""
+        for name in self._indices():
+            # It has the names and numbers of all rows, on other pages.
+            with contextlib.suppress(DamagedFileError):
+                yield from (Listed(*row) for row in self._rows(f"INDEXED BY {_quoted(name)}"))
+                return
+        try:
+            last = int(self._rows(f"ORDER BY {self._number} DESC LIMIT 1")[0][0])
+        except DamagedFileError:
+            self._problems.append(f"the rows of {self._path} beyond number {after} can't be listed: {error}")
+            return
+        yield from self._halves(after + 1, last, [_MOST_DAMAGED])
+
+    def _indices(self) -> list[str]:
+        """The indices that have the names of all rows."""
+        found = list[str]()
+        for _, name, _, _, partial, *_ in self._file.run(f"PRAGMA index_list({_TABLE})"):
+            columns = {row[2] for row in self._file.run(f"PRAGMA index_info({_quoted(str(name))})")}
+            if not partial and {"user_id", "doc_id"} <= columns:
+                found.append(str(name))
         return found
+
+    def _halves(self, first: int, last: int, budget: list[int]) -> Iterator[Listed]:
+        """The rows from one number to another, halved until what can't be read is a single one."""
+        if first > last:
+            return
+        try:
+            yield from [Listed(*row) for row in self._rows(f"WHERE {self._number} BETWEEN ? AND ?", first, last)]
+        except DamagedFileError as error:
+            budget[0] -= 1
+            if budget[0] < 0:
+                self._problems.append(f"the rows of {self._path} from {first} to {last} can't be listed: {error}")
+            elif first == last:
+                yield Listed(first, None, None, f"row {first} can't be read: {error}")
+            else:
+                middle = (first + last) // 2
+                yield from self._halves(first, middle, budget)
+                yield from self._halves(middle + 1, last, budget)
+
+    def read(self, places: Sequence[Place]) -> dict[Place, Mapping[str, object] | Damaged]:
+        """The rows of these numbers; each that is damaged is found by halving."""
+        found: dict[Place, Mapping[str, object] | Damaged] = {}
+        for batch in batches(places):
+            names, marks = ", ".join(map(_quoted, self._columns)), ", ".join("?" * len(batch))
+            query = f"SELECT {self._number}, {names} FROM {self._table} WHERE {self._number} IN ({marks})"  # noqa: S608
+            try:
+                for number, *values in self._file.run(query, *batch):
+                    found[number] = dict(zip(self._columns, values, strict=True))
+            except DamagedFileError as error:
+                if len(batch) == 1:
+                    found[batch[0]] = Damaged(f"row {batch[0]!r} can't be read: {error}")
+                else:
+                    middle = len(batch) // 2
+                    found |= self.read(batch[:middle])
+                    found |= self.read(batch[middle:])
+        return found
+
+    def problems(self, listed: int) -> list[str]:
+        """That it was changed meanwhile, that rows could not be listed, or that there are more or fewer than were."""
+        written = self._file.was_changed or (self._figures is not None and self._figures != self._count_up())
+        if written:
+            msg = (
+                f"{self._path} was written to while it was read: stop the application, and run this again with "
+                "overwrite, for what it wrote"
+            )
+            return [*self._problems, msg]
+        try:
+            count = int(self._file.run(f"SELECT count(*) FROM {self._table} NOT INDEXED")[0][0])  # noqa: S608
+        except DamagedFileError:
+            return self._problems
+        if count != listed:
+            return [*self._problems, f"{self._path} says that it has {count:,} records, and {listed:,} could be listed"]
+        return self._problems
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
-        if self._copied is not None:
-            self._copied.cleanup()
+        self._file.close()
 
 
-def _beside(path: Path, ending: str) -> Path:
-    return path.with_name(path.name + ending)
-
-
-def _has_bytes(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
-
-
-def _keeps_log(path: Path) -> bool:
-    """Whether the file says that it has a write-ahead log (https://www.sqlite.org/fileformat2.html, offset 18)."""
-    with path.open("rb") as file:
-        return file.read(20)[18:20] == b"\x02\x02"
-
-
-def _connect(path: Path, how: str) -> sqlite3.Connection:
-    try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, timeout=30, isolation_level=None)
-    except sqlite3.Error as error:
-        msg = f"{str(path)!r} can't be opened: {error}"
-        raise StorageError(msg) from error
-    # Text that is no UTF-8 comes as its bytes: the other rows are to be read all the same.
-    connection.text_factory = bytes
-    return connection
-
-
-def has_table(path: Path, name: str) -> bool:
-    """Whether a file is an SQLite database with a table of this name; nothing is made beside it."""
-    fixed = not _has_bytes(_beside(path, "-wal"))
-    connection = _connect(path, "mode=ro&immutable=1" if fixed else "mode=ro")
-    try:
-        return bool(connection.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0])
-    except sqlite3.Error as error:
-        msg = f"{str(path)!r} can't be read as an SQLite database: {error}"
-        raise StorageError(msg) from error
-    finally:
-        connection.close()
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _named(names: Sequence[str]) -> str:
@@ -286,9 +345,10 @@ class OlderRedis(OlderState):
         for keys in batches(self._scan(f"{_PREFIX}*", "hash")):
             for key, answer in zip(keys, self._ask("hmget", keys, ["user_id", "doc_id"]), strict=True):
                 user_id, doc_id = answer if isinstance(answer, list) else (None, None)
-                yield Listed(key, _decoded(user_id), _decoded(doc_id))
+                user_id, doc_id = _decoded(user_id), _decoded(doc_id)
+                yield Listed(key, user_id, doc_id, fits=_decoded(key) == f"{_PREFIX}{user_id!s}:{doc_id!s}")
 
-    def read(self, places: Sequence[int | str | bytes]) -> dict[int | str | bytes, Mapping[str, object]]:
+    def read(self, places: Sequence[Place]) -> dict[Place, Mapping[str, object] | Damaged]:
         """The hashes under these keys."""
         answers = zip(places, self._ask("hgetall", places), strict=True)
         return {
@@ -317,19 +377,24 @@ class OlderRedis(OlderState):
             self._client.close()
 
 
-def redis_client(url: str) -> Any:
+def redis_client(url: str, shown: str) -> Any:
     """A client of the Redis at a URL.
 
     Raises:
         MissingExtraError: redis-py is not installed.
-        ConfigurationError: It is no URL of a Redis.
+        ConfigurationError: It is no URL of a Redis. What was wrong with it is not told in redis-py's words, which
+            may hold a part of the password.
     """
     try:
         import redis
     except ImportError as error:
         raise MissingExtraError("rag_wiki.migrate", "redis") from error
     try:
-        return redis.Redis.from_url(url)
-    except ValueError as error:
-        msg = f"not the URL of a Redis: {error}. It looks like redis://host:6379/0"
-        raise ConfigurationError(msg) from error
+        client = redis.Redis.from_url(url)
+        pool = client.connection_pool
+        # Made and thrown away: else the first command says what parameter is not known, and in its own words.
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, ValueError, AttributeError):
+        msg = f"{shown} is not the URL of a Redis, or has parameters that redis-py doesn't know; {LOOKS}"
+        raise ConfigurationError(msg) from None
+    return client

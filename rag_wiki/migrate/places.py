@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
-from rag_wiki.errors import ConfigurationError
-from rag_wiki.migrate.older_state import OlderRedis, OlderSQLite, OlderState, has_table, redis_client
+from rag_wiki.errors import ConfigurationError, RagWikiError, StorageError
+from rag_wiki.migrate.older_state import OlderRedis, OlderSQLite, OlderState, redis_client
+from rag_wiki.migrate.sqlite_file import has_table
 from rag_wiki.storage.base import StateStore
 
 if TYPE_CHECKING:
     import redis
 
-__all__ = ["NewPlace", "OldPlace", "StorePlace", "is_set_up", "open_new", "open_old", "shown"]
+__all__ = [
+    "NewPlace",
+    "OldPlace",
+    "StorePlace",
+    "check_folder",
+    "look_at",
+    "open_new",
+    "open_old",
+    "reason",
+    "shown",
+    "telling",
+]
 
 OldPlace: TypeAlias = "str | Path | redis.Redis | redis.RedisCluster"
 StorePlace: TypeAlias = "str | Path | StateStore | redis.Redis | redis.RedisCluster"
 
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
-_SQLITE = re.compile(r"sqlite(?:\+[a-z]+)?:///([^?]*)(\?.*)?")
+_SQLITE = ("sqlite", "sqlite+pysqlite")
+_SECRET = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
+_OLD = "sqlite:///path.db, a path, redis://host:6379/0 (rediss, valkey, valkeys, unix) or a client"
+_NEW = "sqlite:///path.db, a path, postgresql://…, redis://… (rediss, valkey, valkeys, unix), a store or a Redis client"
 
 
 @dataclass
@@ -35,17 +53,60 @@ class NewPlace:
     """Closes the store, where it was opened here."""
 
 
-def shown(url: str) -> str:
-    """A URL without its password."""
-    return re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", re.sub(r"(://[^:/@]*):(.*)@", r"\1:***@", url))
+# -- what is named -----------------------------------------------------------------------------------------
 
 
-def _scheme(place: str) -> str:
-    found = re.match(r"([a-z][a-z0-9]*)(?:\+[a-z0-9_]+)?:", place)
-    return found.group(1) if found and len(found.group(1)) > 1 else ""
+def scheme_of(place: object) -> str:
+    """The scheme of a URL, in small letters; empty for a path, and for what is no text.
+
+    One letter is a drive. A file whose name has a colon is named by `./` before it.
+    """
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", place) if isinstance(place, str) else None
+    return found.group(1).lower() if found else ""
 
 
-def sqlite_path(place: object) -> Path | None:
+def shown(place: object) -> str:
+    """What to call a place in messages: never with a password, however wrongly it is written."""
+    if not isinstance(place, str):
+        return str(place) if isinstance(place, Path) else f"a {type(place).__name__}"
+    scheme = scheme_of(place)
+    if not scheme:
+        return place
+    rest = place[len(scheme) + 1 :]
+    if scheme in (*_SQLITE, "unix", "file") and rest.startswith("///"):
+        return f"{scheme}:{_without_secrets(rest)}"
+    slashes = rest[: len(rest) - len(rest.lstrip("/"))][:2]
+    user, at, host = rest[len(slashes) :].rpartition("@")
+    name, colon, _ = user.partition(":")
+    # What stands where a port would, and is none, is a password that lacks its host.
+    host = re.sub(r"^(\[[^\]]*\]|[^:/?]*):(?!\d*(?:[/?]|$)).*", r"\1:***", host, flags=re.DOTALL)
+    return f"{scheme}:{slashes}{name}{':***' if colon else ''}{at}{_without_secrets(host)}"
+
+
+def _without_secrets(text: str) -> str:
+    return _SECRET.sub(r"\1***", text)
+
+
+def _checked(url: str) -> str:
+    """A URL of a server with its scheme in small letters.
+
+    Raises:
+        ConfigurationError: It can't be told where the password ends and the host begins.
+    """
+    scheme = scheme_of(url)
+    main, mark, query = url[len(scheme) + 1 :].partition("?")
+    user, _, host = main.removeprefix("//").rpartition("@")
+    port = re.fullmatch(r"(?:\[[^\]]*\]|[^:/\[\]]*)(?::(\d{0,5}))?(?:/.*)?", host, flags=re.DOTALL)
+    if not main.startswith("//") or re.search(r"[/@#\[\]\s]", user) or not port or int(port.group(1) or 0) > 65535:
+        msg = (
+            f"{shown(url)} is no URL of a server: it looks like {scheme}://user:password@host:port/name, with a number "
+            "for the port, and / @ : ? # in the user or password written as %2F %40 %3A %3F %23"
+        )
+        raise ConfigurationError(msg)
+    return f"{scheme}:{main}{mark}{query}"
+
+
+def sqlite_path(place: object, *, to_write: bool = False) -> Path | None:
     """The file of a path or of the URL of an SQLite database; `None` for another kind of place.
 
     Raises:
@@ -53,19 +114,49 @@ def sqlite_path(place: object) -> Path | None:
     """
     if isinstance(place, Path):
         return place
-    if not isinstance(place, str) or _scheme(place) not in ("", "sqlite"):
+    if not isinstance(place, str) or scheme_of(place) not in ("", *_SQLITE):
         return None
-    if not _scheme(place):
-        return Path(place)
-    found = _SQLITE.fullmatch(place)
-    name = found.group(1) if found else ""
+    name = place
+    if scheme_of(place):
+        found = re.fullmatch(r":///([^?]*)(?:\?.*)?", place[len(scheme_of(place)) :], flags=re.DOTALL)
+        name = found.group(1) if found else ""
+        if to_write:
+            # Whether %41 in it is an A is for the SQLAlchemy that is installed to say: the application asks it, too.
+            name = _parsed(place).database or ""
+        elif not Path(name).exists():
+            name = unquote(name)
     if not name or name == ":memory:" or name.startswith("file:"):
-        msg = f"{place!r} names no file; it looks like sqlite:///relative/path.db or sqlite:////absolute/path.db"
+        msg = f"{shown(place)!r} names no file; it looks like sqlite:///relative/path.db or sqlite:////absolute/path.db"
         raise ConfigurationError(msg)
     return Path(name)
 
 
-def open_old(place: object, *, new: object) -> OlderState:
+def _parsed(url: str) -> Any:
+    """SQLAlchemy's view of a URL; the store's module, which names the extra, has been imported.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    from sqlalchemy.engine import make_url
+
+    try:
+        return make_url(f"{scheme_of(url)}{url[len(scheme_of(url)) :]}")
+    except Exception:
+        msg = f"{shown(url)} is no URL of a database"
+        raise ConfigurationError(msg) from None
+
+
+def _url_of(path: str) -> Any:
+    # Not put together as text: a question mark or a percent sign in the name would mean something there.
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=os.path.abspath(path))  # noqa: PTH100 - as it is, without following links
+
+
+# -- the old place -----------------------------------------------------------------------------------------
+
+
+def open_old(place: object, *, new: object, dry_run: bool = False) -> OlderState:
     """The old place, for reading.
 
     Raises:
@@ -74,33 +165,48 @@ def open_old(place: object, *, new: object) -> OlderState:
     """
     path = sqlite_path(place)
     if path is not None:
-        target = sqlite_path(new) if isinstance(new, (str, Path)) and _scheme(str(new)) in ("", "sqlite") else None
-        # A store that was handed in does not say which file it writes to.
-        writes_here = _is_sqlite_store(new) or (target is not None and target.resolve() == path.resolve())
-        return OlderSQLite(path, writes_here=writes_here)
-    if isinstance(place, str) and _scheme(place) in _REDIS:
-        return OlderRedis(redis_client(_redis_url(place)), shown(place), owned=True)
+        return OlderSQLite(path, shown(place), writes_here=_writes_to(new, path) and not dry_run)
+    if isinstance(place, str) and scheme_of(place) in _REDIS:
+        client = redis_client(_redis_url(place), shown(place))
+        return OlderRedis(client, shown(place), owned=True)
     if hasattr(place, "scan_iter") and hasattr(place, "hgetall"):
         return OlderRedis(place, f"the {type(place).__module__.partition('.')[0]} client handed in")
-    given = shown(place) if isinstance(place, str) else f"a {type(place).__name__}"
-    msg = (
-        f"0.2 kept its records in SQLite or Redis: give sqlite:///path.db, redis://host:6379/0 or a client, not {given}"
-    )
+    msg = f"0.2 kept its records in SQLite or Redis: give {_OLD}, not {shown(place)}"
     raise ConfigurationError(msg)
 
 
-def _is_sqlite_store(place: object) -> bool:
-    # It can only be one where its module was imported; to import it here would need the extra.
+def _writes_to(new: object, path: Path) -> bool:
+    """Whether the new place is in this file.
+
+    Raises:
+        ConfigurationError: It is, under another name. SQLite would keep two logs for it, and lose what is in one.
+    """
+    # It can only be this store where its module was imported; to import it here would need the extra.
     module = sys.modules.get("rag_wiki.storage.sqlite")
-    return module is not None and isinstance(place, module.SQLiteStateStore)
+    try:
+        if module is not None and isinstance(new, module.SQLiteStateStore):
+            # What it would tell a process that is to open the same one.
+            new = new.__reduce__()[1][0]
+        target = sqlite_path(new, to_write=True)
+    except StorageError:
+        return False
+    if target is None or not (target.exists() and path.exists() and target.samefile(path)):
+        return False
+    if target.resolve() != path.resolve():
+        msg = f"{str(path)!r} and {str(target)!r} are hard links to one file: give one of the names for both places"
+        raise ConfigurationError(msg)
+    return True
 
 
 def _redis_url(url: str) -> str:
-    return re.sub(r"^valkey", "redis", url)
+    return re.sub(r"^valkey", "redis", _checked(url))
+
+
+# -- the new place -----------------------------------------------------------------------------------------
 
 
 def open_new(place: Any) -> NewPlace:
-    """The new place, as a store.
+    """The new place, as a store; nothing is made there yet.
 
     Raises:
         ConfigurationError: There is no store for it.
@@ -108,25 +214,25 @@ def open_new(place: Any) -> NewPlace:
     """
     if isinstance(place, StateStore):
         return NewPlace(place, f"the {type(place).__name__} handed in", lambda: None)
-    if isinstance(place, str) and _scheme(place) in _REDIS:
-        client = redis_client(_redis_url(place))
+    scheme = scheme_of(place)
+    if scheme in _REDIS:
+        client = redis_client(_redis_url(place), shown(place))
         return NewPlace(_redis_store(client), shown(place), client.close)
     if hasattr(place, "register_script"):
         return NewPlace(_redis_store(place), "the Redis client handed in", lambda: None)
-    path = sqlite_path(place)
-    if path is not None:
+    if isinstance(place, Path) or (isinstance(place, str) and scheme in ("", *_SQLITE)):
         from rag_wiki.storage.sqlite import SQLiteStateStore
 
-        url = place if isinstance(place, str) and _scheme(place) else f"sqlite:///{path}"
+        path = sqlite_path(place, to_write=True)
+        url = _parsed(str(place)) if scheme else _url_of(str(path))
         store: StateStore = SQLiteStateStore(url)
-        return NewPlace(store, shown(url), store.close)
-    if isinstance(place, str) and _scheme(place) == "postgresql":
+        return NewPlace(store, shown(place), store.close)
+    if scheme.partition("+")[0] == "postgresql":
         from rag_wiki.storage.sql import SQLStateStore
 
-        store = SQLStateStore(place)
+        store = SQLStateStore(_parsed(_checked(place)))
         return NewPlace(store, shown(place), store.close)
-    given = shown(place) if isinstance(place, str) else f"a {type(place).__name__}"
-    msg = f"there is no store for {given}: give sqlite:///path.db, postgresql://…, redis://…, a store or a Redis client"
+    msg = f"there is no store for {shown(place)}: give {_NEW}"
     raise ConfigurationError(msg)
 
 
@@ -136,20 +242,94 @@ def _redis_store(client: Any) -> StateStore:
     return RedisStateStore(client)
 
 
-def is_set_up(place: object) -> bool:
-    """Whether a place has our tables already: to open a store on one that has none would make them."""
-    path = sqlite_path(place) if isinstance(place, (str, Path)) else None
-    if path is not None:
-        return path.is_file() and has_table(path, "rag_wiki_schema")
-    if isinstance(place, str) and _scheme(place) == "postgresql":
-        import sqlalchemy as sa
+def look_at(place: object) -> bool:
+    """Whether a place has our tables already: to open a store on one that has none would make them.
 
-        url = sa.engine.make_url(place)
-        # As the store does: psycopg2 is what SQLAlchemy fills in for no driver.
-        ours = url.get_driver_name() in ("psycopg", "psycopg2")
-        engine = sa.create_engine(url.set(drivername="postgresql+psycopg") if ours else url)
-        try:
-            return sa.inspect(engine).has_table("rag_wiki_schema")
-        finally:
-            engine.dispose()
+    Raises:
+        ConfigurationError: It can't be written to: there is something else.
+        StorageError: It can't be written to: we may not, or can't reach it.
+    """
+    path = sqlite_path(place, to_write=True)
+    if path is not None:
+        _check_file(path)
+        return path.is_file() and has_table(path, "rag_wiki_schema")
+    if scheme_of(place).partition("+")[0] == "postgresql":
+        return _look_at_postgresql(str(place))
     return True
+
+
+def _look_at_postgresql(place: str) -> bool:
+    import sqlalchemy as sa
+
+    url = _parsed(_checked(place))
+    # As the store does: psycopg2 is what SQLAlchemy fills in for no driver.
+    ours = url.get_driver_name() in ("psycopg", "psycopg2")
+    engine = sa.create_engine(url.set(drivername="postgresql+psycopg") if ours else url)
+    try:
+        with engine.connect() as connection:
+            there = sa.inspect(connection).has_table("rag_wiki_schema")
+            may = "has_table_privilege('rag_wiki_documents', 'INSERT')"
+            if not there:
+                may = "has_schema_privilege(current_schema(), 'CREATE')"
+            reads_only = connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "on"
+            if reads_only or not connection.exec_driver_sql(f"SELECT {may}").scalar():
+                msg = f"{shown(place)} can't be written to: the database or this user may only read"
+                raise StorageError(msg)
+            return there
+    finally:
+        engine.dispose()
+
+
+def _check_file(path: Path) -> None:
+    """See that a file can be made or written, and SQLite's own files beside it."""
+    if path.is_symlink() or path.exists():
+        if not path.is_file():
+            msg = f"{str(path)!r} is no file: give the name of a database, which may be a new one"
+            raise ConfigurationError(msg)
+        if not os.access(path, os.W_OK):
+            msg = f"{str(path)!r} can't be written to: it may only be read"
+            raise StorageError(msg)
+    check_folder(path.absolute().parent if not path.is_symlink() else path.resolve().parent)
+
+
+def check_folder(folder: Path) -> None:
+    """See that files can be made in a folder, or in the folder where it is to be made.
+
+    Raises:
+        ConfigurationError: There is something else.
+        StorageError: We may not.
+    """
+    at = folder.absolute()
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    if not at.is_dir():
+        msg = f"{str(at)!r} is no folder to make files in"
+        raise ConfigurationError(msg)
+    if not os.access(at, os.W_OK | os.X_OK):
+        msg = f"no files can be made in {str(at)!r}: it may only be read"
+        raise StorageError(msg)
+
+
+# -- errors of others --------------------------------------------------------------------------------------
+
+
+def reason(error: BaseException) -> str:
+    """What an error of a database says, without the statement, the parameters and the links."""
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def telling(place: str) -> Iterator[None]:
+    """Errors of others, while a place is opened, as ours.
+
+    Raises:
+        StorageError: Another error than our own came up.
+    """
+    try:
+        yield
+    except RagWikiError:
+        raise
+    except Exception as error:
+        msg = f"{place} can't be used: {reason(error)}"
+        raise StorageError(msg) from error

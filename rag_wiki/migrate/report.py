@@ -68,8 +68,15 @@ class MigrationReport:
 
     kept: list[DocumentNote] = field(default_factory=list)
     """Documents that the new place has in another form: it stands."""
+    removed: list[DocumentNote] = field(default_factory=list)
+    """Records that an earlier run brought, and that were removed from the new place since: they stay away. Who was
+    forgotten there is still in the old place, until it is removed from there, too."""
+    changed_meanwhile: list[DocumentNote] = field(default_factory=list)
+    """Records that somebody changed in the new place before they were read back: nothing can be said of them."""
     skipped: list[DocumentNote] = field(default_factory=list)
     """Records that were not brought over."""
+    unread_chunks: list[DocumentNote] = field(default_factory=list)
+    """Records that came over without the chunks of a file, which could not be read."""
     lost: list[DocumentNote] = field(default_factory=list)
     """Saved documents of which the old place has neither content nor chunks. They stay saved; the wrapped retriever
     answers for them until `refresh` or `reindex` has made a copy."""
@@ -77,6 +84,8 @@ class MigrationReport:
     """Documents that came over with something left out or changed."""
     mismatches: list[DocumentNote] = field(default_factory=list)
     """Documents that were read back from the new place and are not what was written."""
+    problems: list[str] = field(default_factory=list)
+    """What keeps the old place as a whole from having been read as it is."""
 
     @property
     def written(self) -> int:
@@ -86,7 +95,7 @@ class MigrationReport:
     @property
     def is_whole(self) -> bool:
         """Whether every record is in the new place, as it should be."""
-        return not (self.skipped or self.mismatches)
+        return not (self.skipped or self.unread_chunks or self.mismatches or self.problems)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain JSON types."""
@@ -107,7 +116,10 @@ class MigrationReport:
             (f"records that {would or 'were '}completed", self.completed),
             ("records there already, as they were brought", self.there),
             ("records that the new place has in another form: left alone", len(self.kept)),
+            ("records removed from the new place since an earlier run: left out", len(self.removed)),
+            ("records changed in the new place before they were read back", len(self.changed_meanwhile)),
             ("records that could not be brought over", len(self.skipped)),
+            ("records without their chunks, whose file could not be read", len(self.unread_chunks)),
             ("contents", self.contents),
             ("chunks", self.chunks),
             ("  with the vector they had, which is the model's", self.vectors_kept),
@@ -123,10 +135,15 @@ class MigrationReport:
             figures.append(("records read back and compared, with their chunks", self.verified))
         width = max(len(name) for name, _ in figures)
         lines += [f"{name:<{width}}  {count:>9,}" for name, count in figures]
+        if self.problems:
+            lines += ["", "The old place could not be read as a whole:", *(f"  {problem}" for problem in self.problems)]
         for heading, documents in (
             ("Could not be brought over", self.skipped),
+            ("Came over without their chunks, whose file could not be read", self.unread_chunks),
             ("Not read back as written", self.mismatches),
             ("Left alone, because the new place has them in another form (--overwrite replaces them)", self.kept),
+            ("Changed in the new place before they were read back", self.changed_meanwhile),
+            ("Left out, because they were removed from the new place (--bring-back brings them)", self.removed),
             ("Without any text", self.lost),
             ("To know", self.notes),
         ):

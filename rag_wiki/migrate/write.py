@@ -12,18 +12,29 @@ import numpy as np
 from rag_wiki.clock import Clock
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.lifecycle.state_machine import describe
+from rag_wiki.migrate.brought import Brought
 from rag_wiki.migrate.item import Item
 from rag_wiki.migrate.report import MigrationReport
 from rag_wiki.migrate.vectors import Model
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore
-from rag_wiki.storage.records import DocumentEvent, DocumentState, RetrievedText, UserChange, UserDocRecord, UserView
+from rag_wiki.storage.records import (
+    Clocks,
+    DocumentEvent,
+    DocumentState,
+    RetrievedText,
+    UserChange,
+    UserDocRecord,
+    UserView,
+)
 
 __all__ = ["Writer"]
 
 _COPY_FIELDS = ("copy_id", "chunk_count", "content_source")
 _TEXT_FIELDS = ("retrieved", "retrieved_seen", "retrieved_chars")
 _WHY = "brought over from release 0.2"
+_NEVER = 2**31
+"""Queries after which an idle document is told: here nobody asks for those."""
 _WHAT = {
     DocumentState.SURFACED: "surfaced",
     DocumentState.SUGGESTED: "suggested",
@@ -44,6 +55,8 @@ class Writer:
         dry_run: Write nothing.
         overwrite: Replace what the new place has in another form.
         is_there: There is a new place to look into: a dry run makes none.
+        brought: What earlier runs brought.
+        bring_back: Bring what was removed from the new place since, too.
     """
 
     def __init__(
@@ -56,6 +69,8 @@ class Writer:
         dry_run: bool,
         overwrite: bool,
         is_there: bool,
+        brought: Brought,
+        bring_back: bool,
     ) -> None:
         self._store = store
         self._chunks = chunks
@@ -64,7 +79,11 @@ class Writer:
         self._dry_run = dry_run
         self._overwrite = overwrite
         self._is_there = is_there
+        self._brought = brought
+        self._bring_back = bring_back
         self._user: tuple[str, bool] = ("", False)
+        self._after: tuple[Clocks, int] = (Clocks(), 0)
+        """The user's clocks and revision as the last change left them."""
 
     # -- what is there already -------------------------------------------------------------------
 
@@ -75,7 +94,7 @@ class Writer:
     def _is_to_write(self, item: Item, model: Model | None) -> bool:
         record = item.record
         if not self._knows(record.user_id):
-            return True
+            return self._may_come(item)
         try:
             item.existing = self._store.get(record.user_id, record.doc_id)
         except CorruptDataError as error:
@@ -84,7 +103,8 @@ class Writer:
                 self._report.kept.append(item.note(str(error)))
             return self._overwrite
         if item.existing is None:
-            return True
+            return self._may_come(item)
+        self._brought.add(record.user_id, record.doc_id)
         difference = _difference(item.existing, item)
         if difference:
             if not self._overwrite:
@@ -95,6 +115,13 @@ class Writer:
             self._report.there += 1
             self._note_if_lost(item, item.existing)
         return item.completes
+
+    def _may_come(self, item: Item) -> bool:
+        """Whether a document that the new place does not have may come: what was removed there may not."""
+        if self._bring_back or (item.record.user_id, item.record.doc_id) not in self._brought:
+            return True
+        self._report.removed.append(item.note("it was removed from the new place since an earlier run brought it"))
+        return False
 
     def _knows(self, user_id: str) -> bool:
         """Whether the new place had anything of the user before this run."""
@@ -152,9 +179,11 @@ class Writer:
                 self._drop_copy(item)
                 self._report.kept.append(item.note("it was changed in the new place meanwhile"))
                 continue
+            self._brought.add(user_id, item.record.doc_id)
             self._tidy_up(item)
             self._count(item)
             self._read_back(item)
+        self._check_user(user_id, [item for item in items if item.record.doc_id in written])
 
     def _write_copy(self, item: Item) -> None:
         if item.copy is None:
@@ -174,13 +203,12 @@ class Writer:
 
         def decide(view: UserView) -> UserChange:
             going = [item for item in items if self._overwrite or _is_unchanged(item, view)]
+            self._after = view.clocks, view.revision + any(_moves_revision(item, view) for item in going)
             ids = [item.record.doc_id for item in going]
             return UserChange(
                 records=[replace(item.after, full_content=None) for item in going],
                 contents={item.record.doc_id: item.after.full_content for item in going},
-                events=[
-                    _event(item.record, now) for item in going if not item.completes and item.record.user_state in _WHAT
-                ],
+                events=[_event(item.record, now) for item in going if _has_event(item)],
                 clear_texts=ids,
                 texts=[text for item in going for text in item.draft.texts],
                 outcome=set(ids),
@@ -230,10 +258,31 @@ class Writer:
             wrong = [*self._differing_fields(item), *self._differing_chunks(item)]
         except CorruptDataError as error:
             wrong = [str(error)]
-        if wrong:
-            self._report.mismatches.append(item.note(", ".join(wrong)))
-        else:
+        if not wrong:
             self._report.verified += 1
+        elif self._was_changed_since(item):
+            self._report.changed_meanwhile.append(item.note(f"its {', '.join(wrong)} can be somebody else's since"))
+        else:
+            self._report.mismatches.append(item.note(", ".join(wrong)))
+
+    def _was_changed_since(self, item: Item) -> bool:
+        """Whether somebody else changed the user or the document since it was written: an application that runs."""
+        user_id, doc_id = item.record.user_id, item.record.doc_id
+        now = self._store.begin_query(user_id, _NEVER, _NEVER)
+        if now.revision == 0:
+            # Forgotten; but not if a record is left.
+            return self._store.get(user_id, doc_id) is None
+        events = self._store.history(user_id, doc_id)
+        told = bool(events) and _has_event(item) and events[-1].why != _WHY
+        return (now.clocks, now.revision) != self._after or told
+
+    def _check_user(self, user_id: str, items: Sequence[Item]) -> None:
+        """See that the counters of the user are there, too: without them no saved document answers."""
+        saved = [item for item in items if item.after.saved]
+        if saved and self._store.saved_count(user_id) == 0:
+            found = self._store.get(user_id, saved[0].record.doc_id)
+            if found is not None and found.saved:
+                self._report.mismatches.append(saved[0].note("its user is said to have nothing saved"))
 
     def _differing_fields(self, item: Item) -> list[str]:
         expected = item.after
@@ -244,6 +293,10 @@ class Writer:
         if item.draft.texts:
             texts = self._store.retrieved_texts(expected.user_id, expected.doc_id)
             wrong += ["retrieved texts"] if [*map(_told, texts)] != [*map(_told, item.draft.texts)] else []
+        if _has_event(item) and _WHY not in {
+            event.why for event in self._store.history(expected.user_id, expected.doc_id)
+        }:
+            wrong.append("history")
         return wrong
 
     def _differing_chunks(self, item: Item) -> list[str]:
@@ -282,6 +335,12 @@ def _is_unchanged(item: Item, view: UserView) -> bool:
     """Whether the record in the new place is still as it was when it was compared."""
     existing = item.existing
     return view.records.get(item.record.doc_id) == (None if existing is None else replace(existing, full_content=None))
+
+
+def _moves_revision(item: Item, view: UserView) -> bool:
+    """Whether writing it moves the user's revision: what the index of the saved copies knows of it is another."""
+    before = view.records.get(item.record.doc_id)
+    return item.after.index_facts != (None if before is None else before.index_facts)
 
 
 def _has_event(item: Item) -> bool:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_wiki.by_identity import ByIdentity
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
 from rag_wiki.search.calibration import ModelScores, Spread
@@ -499,7 +499,7 @@ class _Caches:
     """The caches of this process, one for each chunk store."""
 
     def __init__(self) -> None:
-        self._by_store: WeakKeyDictionary[ChunkStore, IndexCache] = WeakKeyDictionary()
+        self._by_store: ByIdentity[ChunkStore, IndexCache] = ByIdentity()
         in_each_process(self._make_lock)
 
     def _make_lock(self) -> None:
@@ -507,9 +507,7 @@ class _Caches:
 
     def of(self, chunks: ChunkStore, max_bytes: int) -> IndexCache:
         with self._lock:
-            cache = self._by_store.get(chunks)
-            if cache is None:
-                cache = self._by_store[chunks] = IndexCache()
+            cache = self._by_store.get_or_make(chunks, IndexCache)
             cache.max_bytes = max(cache.max_bytes, max_bytes)
             return cache
 

@@ -244,6 +244,15 @@ def test_a_misspelt_user_is_not_the_retrievers_own() -> None:
     assert (world.source.calls, world.record("pods", "alice").fetch_count) == (asked, 1)
 
 
+@pytest.mark.parametrize("name", ["user", "userid", "userId", "user_ID", "username", "uid"])
+def test_a_misspelt_user_fails_where_the_source_would_take_it_too(name: str) -> None:
+    """A vector store takes any keyword and ignores most: one that means the user fails all the same."""
+    retriever = RagWikiRetriever(shelf(), user_id="ada")
+    with pytest.raises(UnexpectedArgumentError, match="it is user_id that names the user"):
+        retriever.invoke(POD_QUESTION, None, **{name: "bob"})
+    assert retriever.documents() == []
+
+
 # -- what is meant for the source
 
 

@@ -53,14 +53,13 @@ class Shown:
         return len(self.retrieved_text.text)
 
 
-def fetched(*doc_ids: str, texts: Mapping[str, tuple[str, ...]] | None = None, in_place: bool = False) -> Any:
+def fetched(*doc_ids: str, texts: Mapping[str, tuple[str, ...]] | None = None) -> Any:
     """Documents as the wrapped retriever showed them."""
     return {
         doc_id: FetchedDocument(
             doc_id.title(),
             f"{doc_id}.md",
             tuple(Shown(RetrievedText(doc_id, text, text)) for text in (texts or {}).get(doc_id, ())),
-            in_place_of_copy=in_place,
         )
         for doc_id in doc_ids
     }
@@ -175,19 +174,13 @@ def test_a_match_without_room_is_a_hit_and_no_fetch() -> None:
     assert change.chunk_hits == {}
 
 
-@pytest.mark.parametrize(
-    ("in_place", "count"),
-    [(False, None), (True, 5)],
-)
-def test_a_saved_document_shown_by_the_source_counts_only_in_place_of_its_copy(
-    in_place: bool, count: int | None
-) -> None:
-    """The source's own text of a saved document is a fetch when the copy could not answer, and else none."""
-    change = account(saved(fetch_count=4), found=QueryFindings(fetched=fetched("pods", in_place=in_place)))
-    if count is None:
-        assert list(change.records) == []
-    else:
-        assert (only(change).fetch_count, only(change).last_fetched_at) == (count, START)
+def test_a_saved_document_that_the_source_shows_is_in_use() -> None:
+    """The source's own text of a saved document is a fetch and no miss, whether or not its copy had an answer."""
+    found = QueryFindings(fetched=fetched("pods"), searched=frozenset({"pods"}))
+    change = account(saved(fetch_count=4, cache_miss_streak=9), found=found)
+    after = only(change)
+    assert (after.user_state, after.fetch_count, after.last_fetched_at) == (DocumentState.CLAIMED, 5, START)
+    assert (after.cache_miss_streak, after.queries_missed) == (0, 0)
 
 
 @pytest.mark.parametrize("state", [DocumentState.CLAIMED, DocumentState.PINNED])
@@ -225,7 +218,7 @@ def test_a_pin_by_the_user_has_no_streak() -> None:
 
 def test_a_copy_seen_to_differ_becomes_stale_once() -> None:
     """The first sight of a change is noted with its reason and time; the second changes neither."""
-    found = QueryFindings(fetched=fetched("pods", in_place=True), stale={"pods": ("copy-of-pods", "the text changed")})
+    found = QueryFindings(fetched=fetched("pods"), stale={"pods": ("copy-of-pods", "the text changed")})
     change = account(saved(), found=found)
     assert only(change).stale_since == START
     assert [(event.what, event.why) for event in change.events] == [("stale", "the text changed")]
@@ -255,7 +248,7 @@ def test_what_is_kept_for_saving_is_bounded() -> None:
 
 def test_a_whole_copy_keeps_no_retrieved_texts() -> None:
     """A saved, current copy of a given content needs no retrieved texts; a stale one starts to collect them anew."""
-    shown = fetched("pods", texts={"pods": ("fresh",)}, in_place=True)
+    shown = fetched("pods", texts={"pods": ("fresh",)})
     assert list(account(saved(), found=QueryFindings(fetched=shown)).texts) == []
     seen = {"pods": ("copy-of-pods", "changed")}
     change = account(saved(retrieved=("old",)), found=QueryFindings(fetched=shown, stale=seen))
