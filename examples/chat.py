@@ -52,10 +52,11 @@ class NotThereError(Exception):
 
 def run(main: Callable[[], None]) -> None:
     """Run an example: where something is not there, say so in one sentence and end as a program ends."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        # A console that is not UTF-8 shows a question mark rather than end the conversation.
-        reconfigure(errors="replace")
+    for console in (sys.stdin, sys.stdout):
+        reconfigure = getattr(console, "reconfigure", None)
+        if reconfigure is not None:
+            # What one side can't read or show becomes a question mark, rather than end the conversation.
+            reconfigure(errors="replace")
     try:
         main()
     except (NotThereError, RagWikiError) as missing:

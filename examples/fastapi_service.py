@@ -15,19 +15,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import datetime
+from functools import partial
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request as ClientRequest
 from urllib.request import urlopen
+
+from langchain_core.documents import Document
 
 from rag_wiki import (
     ContentNotFoundError,
@@ -37,25 +41,30 @@ from rag_wiki import (
     InvalidDocumentError,
     InvalidTransitionError,
     InvalidUserError,
+    ProvenanceBlock,
     RagWikiError,
     RagWikiRetriever,
     StateStore,
     UnknownDocumentError,
     UserDocRecord,
 )
+from rag_wiki.pieces import identify, label
 from rag_wiki.scheduler import DecayScheduler
 
 if TYPE_CHECKING:
     from examples.corpus import Collection, open_collection
+    from examples.stopping import running, stop_cleanly, unheard
 else:  # a script finds its neighbours by their bare names
     from corpus import Collection, open_collection
+    from stopping import running, stop_cleanly, unheard
 
 try:
     import uvicorn
     from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request
     from fastapi.concurrency import run_in_threadpool
+    from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
-    from pydantic import BaseModel, ConfigDict, Field
+    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
     from starlette.convertors import Convertor, register_url_convertor
 except ImportError as missing:
     print(f"This example needs FastAPI and uvicorn: pip install fastapi uvicorn ({missing.name} is not installed).")
@@ -114,6 +123,23 @@ def opened_store(url: str | None) -> Iterator[StateStore]:
 
 
 # -- what comes in and goes out ----------------------------------------------------------------------------------------
+
+
+def sendable(text: str) -> str:
+    """The text as JSON goes out: half a character, which some loaders leave, becomes the one that stands for such."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def sendable_parts(value: Any) -> Any:
+    """A value in JSON types, all its texts `sendable`."""
+    if isinstance(value, dict):
+        return {name: sendable_parts(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [sendable_parts(part) for part in value]
+    return sendable(value) if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(sendable)]
 
 
 class Question(BaseModel):
@@ -183,9 +209,9 @@ class SavedDocument(BaseModel):
 
     model_config = ConfigDict(from_attributes=True)
 
-    doc_id: str
-    doc_title: str
-    doc_path: str
+    doc_id: Text
+    doc_title: Text
+    doc_path: Text
     user_state: DocumentState
     fetch_count: int
     decay_score: float = Field(description="The score of the last decay run, from 0 to 1.")
@@ -271,7 +297,16 @@ STATUS: dict[type[RagWikiError], int] = {
 async def tell(_: Request, error: Exception) -> JSONResponse:
     """An error of rag_wiki's as JSON: its message says what happened and what to do."""
     status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
-    return JSONResponse({"error": type(error).__name__, "detail": str(error)}, status)
+    return JSONResponse({"error": type(error).__name__, "detail": sendable(str(error))}, status)
+
+
+async def tell_what_is_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    """What is wrong with a request, and where.
+
+    FastAPI's own answer repeats the input, however long, and fails where JSON or UTF-8 has no words for it.
+    """
+    wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+    return JSONResponse({"error": type(error).__name__, "detail": sendable("; ".join(wrong))}, 422)
 
 
 class DocumentIdConvertor(Convertor[str]):
@@ -292,29 +327,40 @@ register_url_convertor("doc_id", DocumentIdConvertor())
 app = FastAPI(title="Retrieval with a memory of its user", lifespan=lifespan)
 for expected_error in STATUS:
     app.add_exception_handler(expected_error, tell)
+app.add_exception_handler(RequestValidationError, tell_what_is_invalid)  # type: ignore[arg-type]  # it gets these only
+INVALID: dict[int | str, dict[str, Any]] = {422: {"model": Problem}}
 documents = APIRouter(
-    prefix="/documents", tags=["documents"], responses={code: {"model": Problem} for code in (404, 409)}
+    prefix="/documents", tags=["documents"], responses={**INVALID, 404: {"model": Problem}, 409: {"model": Problem}}
 )
 
 
 # -- the endpoints -----------------------------------------------------------------------------------------------------
 
 
-@app.post("/ask", tags=["questions"], response_model=Answer)
+@app.post("/ask", tags=["questions"], response_model=Answer, responses=INVALID)
 async def ask(body: Question, user: User, retriever: Retriever) -> dict[str, Any]:
     """Answer a question: the pieces for a language model, where they came from, and what to suggest to the user."""
     found, provenance = await retriever.ainvoke_with_provenance(body.question, user_id=user, k=body.k)
     told = provenance.to_dict()
-    pieces = [
-        {
-            "text": piece.page_content,
-            "doc_id": piece.metadata.get("doc_id"),
-            "doc_title": piece.metadata.get("doc_title", ""),
-            "from_cache": piece.metadata.get("from_cache", False),
-        }
-        for piece in found
-    ]
-    return {"pieces": pieces, "suggestions": told["suggestions"], "provenance": told}
+    pieces = [describe_piece(piece, provenance, retriever) for piece in found]
+    answer: dict[str, Any] = sendable_parts({"pieces": pieces, "suggestions": told["suggestions"], "provenance": told})
+    return answer
+
+
+def describe_piece(piece: Document, provenance: ProvenanceBlock, retriever: RagWikiRetriever) -> dict[str, Any]:
+    """A piece, with the id that the endpoints below take.
+
+    What is in its metadata is the source's own, of any type: ids that are numbers or UUIDs, titles that are none.
+    """
+    from_cache = piece.metadata.get("from_cache") is True
+    doc_id = identify(piece, None if from_cache else retriever.config.document_id)
+    titles = {source.doc_id: source.doc_title for source in provenance.sources if source.doc_id is not None}
+    return {
+        "text": piece.page_content,
+        "doc_id": doc_id,
+        "doc_title": titles[doc_id] if doc_id in titles else label(piece.metadata, "doc_title", "title"),
+        "from_cache": from_cache,
+    }
 
 
 @documents.get("", response_model=list[SavedDocument])
@@ -360,7 +406,7 @@ async def remove(doc_id: str, user: User, retriever: Retriever) -> UserDocRecord
     return await retriever.aforce_remove(doc_id, user_id=user)
 
 
-@app.delete("/me", tags=["users"], response_model=Forgotten)
+@app.delete("/me", tags=["users"], response_model=Forgotten, responses=INVALID)
 async def forget_me(user: User, retriever: Retriever) -> ForgottenUser:
     """Remove every trace of the user."""
     return await retriever.aforget_user(user_id=user)
@@ -427,27 +473,42 @@ class Client:
 
 def demonstrate() -> None:
     """Start the service on a free port, let Ada and Bob talk to it at the same time, and stop it."""
-    os.environ.pop("RAG_WIKI_STORE", None)  # a store of yours is nothing to play with
-    # It listens before the service has started: requests wait until there is somebody to answer them.
-    listening = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
-
-    def serve() -> None:
-        with listening:
-            server.run(sockets=[listening])
-
-    serving = threading.Thread(target=serve)
-    serving.start()
-    print(f"The service starts at {url} and embeds its documents ...", flush=True)
-    try:
-        tell_story(Client(url, "ada"), Client(url, "bob"))
-    except OSError as error:
-        raise SystemExit(f"The service is not there ({error}); what it printed above says why.") from error
-    finally:
-        server.should_exit = True
-        serving.join()
+    stop_cleanly()
+    with tempfile.TemporaryDirectory(prefix="rag_wiki-service-") as folder:
+        # A store of yours is nothing to play with.
+        os.environ["RAG_WIKI_STORE"] = f"sqlite:///{Path(folder, 'state.db').as_posix()}"
+        # It listens before the service has started: requests wait until there is somebody to answer them.
+        listening = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with running(partial(start_service, listening), stop_service) as service:
+            print(f"The service starts at {url} and embeds its documents ...", flush=True)
+            try:
+                tell_story(Client(url, "ada"), Client(url, "bob"))
+            except OSError as error:
+                raise SystemExit(f"The service is not there ({error}); what it printed above says why.") from error
+            except BaseException:
+                service.kill()  # it may be embedding for long yet, and nothing that it has is to be kept
+                raise
     print("\nThe service has stopped, and its temporary store is gone.")
+
+
+def start_service(listening: socket.socket) -> SpawnProcess:
+    """The service in a process of its own, which alone listens from then on."""
+    service = SpawnProcess(target=serve, args=(listening,))
+    with listening, unheard(signal.SIGINT):
+        service.start()
+    return service
+
+
+def serve(listening: socket.socket) -> None:
+    """What that process does."""
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none")).run(sockets=[listening])
+
+
+def stop_service(service: SpawnProcess) -> None:
+    """Let the service finish what it is at, and end."""
+    service.terminate()
+    service.join()
 
 
 def tell_story(ada: Client, bob: Client) -> None:
@@ -464,12 +525,15 @@ def tell_story(ada: Client, bob: Client) -> None:
         "Which port does my container publish?",
         "How does a container find another one by its name?",
     ]
-    with ThreadPoolExecutor() as at_once:
+    at_once = ThreadPoolExecutor()
+    try:
         for asked in [
             at_once.submit(lambda: [ada.ask(question) for question in about_images]),
             at_once.submit(lambda: [bob.ask(question) for question in about_networks]),
         ]:
             asked.result()
+    finally:
+        at_once.shutdown(wait=False)  # who stops the story does not wait for answers
 
     print("\nAda accepts, Bob declines:")
     ada.act("POST", image, "/save")

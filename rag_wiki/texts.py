@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
+from rag_wiki.storage.records import join_halves
+
 __all__ = ["are_alike", "flat", "holds", "join_texts", "repeats", "shared_length"]
 
 _ALIKE = 0.6
@@ -64,8 +66,8 @@ def repeats(message: str, query: str) -> bool:
 
 
 def flat(text: str) -> str:
-    """A text without regard to how its white space is laid out."""
-    return " ".join(text.split())
+    """A text without regard to how its white space is laid out, or a character is written as two surrogates."""
+    return " ".join(join_halves(text).split())
 
 
 def are_alike(one: str, other: str) -> bool:

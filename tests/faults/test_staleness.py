@@ -10,7 +10,7 @@ import pytest
 from helpers import TableEmbeddings, document
 from langchain_core.documents import Document
 from places import PlacedWorld
-from scenarios import World, cached, doc_ids, texts
+from scenarios import POD_QUESTION, World, cached, doc_ids, texts
 
 from rag_wiki import DocumentState, ProvenanceBlock, RagWikiRetriever
 from rag_wiki.errors import ContentNotFoundError, RagWikiError, UnknownDocumentError
@@ -443,3 +443,17 @@ def test_what_the_source_shows_the_source_permits(placed: PlacedWorld) -> None:
     assert (texts(found), cached(found)) == ([OLD], [])
     assert reasons(provenance) == [("notice", "access denied")]
     assert texts(cached(placed.reopened().retriever().invoke(QUESTION))) == [OLD]
+
+
+def test_a_character_written_as_two_surrogates_is_no_change() -> None:
+    """A copy is current when the source writes a character as two halves, which storing joins."""
+    world = World()
+    retriever = world.retriever()
+    text = "Logs \ud83d\ude00 are rotated."
+    world.shows(document("logs", text))
+    for _ in range(3):
+        retriever.invoke(POD_QUESTION)
+    retriever.accept_suggestion("logs")
+    provenance = retriever.invoke_with_provenance(POD_QUESTION).provenance
+    assert provenance.withheld == ()
+    assert retriever.documents()[0].stale_since is None
