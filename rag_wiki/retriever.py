@@ -203,7 +203,9 @@ class RagWikiRetriever(UserActions, BaseRetriever):
         if unknown:
             msg = f"RagWikiRetriever takes no argument {', '.join(unknown)}; its settings go into config=..."
             raise UnexpectedArgumentError(msg)
-        retriever_kind = "a LangChain retriever or runnable (a vector store has .as_retriever())"
+        retriever_kind = (
+            "a LangChain retriever or runnable (a vector store has .as_retriever(), RunnableLambda takes a function)"
+        )
         _check_kind("global_retriever", global_retriever, Runnable, retriever_kind)
         settings = RagWikiRetrieverConfig() if config is None else config
         _check_kind("config", settings, RagWikiRetrieverConfig, "a RagWikiRetrieverConfig")

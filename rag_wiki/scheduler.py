@@ -207,7 +207,7 @@ class DecayScheduler:
         self.failures = failures | self._for_each(owners, stopping, self._sweep)
         if not stopping.is_set():
             events.DECAY_JOB_DONE.log(
-                "the decay job ran for %d users; it failed for %d of them",
+                "the decay job ran; users: %d, of them failed: %d",
                 len(users) + len(unreadable),
                 len(self.failures),
                 users=len(users) + len(unreadable),

@@ -165,7 +165,7 @@ _COLUMNS: Sequence[_Column] = (
     _Column("Id", lambda record, _: one_line(record.doc_id), 28),
     _Column("State", lambda record, _: str(record.user_state)),
     _Column("Score", _score, is_number=True),
-    _Column("Why", _why, 48, more=lambda record: record.why),
+    _Column("Why", _why, 60, more=lambda record: record.why),
     _Column("Last use", _last_use, more=lambda record: _exact(record.last_fetched_at)),
     _Column("Fetches", lambda record, _: f"{record.fetch_count:,}", is_number=True),
     _Column("Vote", _vote, is_number=True, may_go=True),

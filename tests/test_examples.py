@@ -254,8 +254,9 @@ def test_the_service_demonstrates_itself(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Windows has no signals")
-@pytest.mark.parametrize("to_all", [False, True], ids=["alone", "with-its-children"])
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("stop", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=["from a terminal", "by an operator"]
+)
 @pytest.mark.parametrize(
     ("name", "arguments", "when"),
     [

@@ -4,7 +4,11 @@
 test class with one fixture, `store`, that a subclass supplies.
 """
 
-import pytest
+try:
+    import pytest
+except ImportError as error:
+    msg = "rag_wiki.testing needs pytest: pip install pytest"
+    raise ImportError(msg) from error
 
 # Before the suites are imported, so that their failed assertions show the values compared.
 pytest.register_assert_rewrite(

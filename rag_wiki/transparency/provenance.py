@@ -179,7 +179,7 @@ class ProvenanceBlock:
             lines.append("  (none)")
         if not self.asked:
             lines.append("  Answered from your KB alone: nothing else was searched.")
-        lines += [f'⚠ Your copy of "{_title(copy)}" was not used: {copy.reason}.' for copy in self.withheld]
+        lines += [f'⚠ Your copy of "{_title(copy)}" was not used: {_reason(copy)}.' for copy in self.withheld]
         lines += [f'⚠ Your copy of "{_title(copy)}" was let go: {copy.reason}.' for copy in self.let_go]
         lines += [f"⚠ {one_line(sentence, longest=300)}" for sentence in self.degraded]
         for suggestion in self.suggestions:
@@ -223,7 +223,7 @@ class ProvenanceBlock:
         ]
         if not self.sources:
             lines.append("- (none)")
-        notes = [f'your copy of "{_title(copy)}" was not used: {copy.reason}' for copy in self.withheld]
+        notes = [f'your copy of "{_title(copy)}" was not used: {_reason(copy)}' for copy in self.withheld]
         notes += [f'your copy of "{_title(copy)}" was let go: {copy.reason}' for copy in self.let_go]
         lines += [f"- ⚠ {_markdown(note)}" for note in [*notes, *map(one_line, self.degraded)]]
         for suggestion in self.suggestions:
@@ -237,7 +237,7 @@ class ProvenanceBlock:
             scores = ", ".join(f"{score:.2f}" for score in source.scores)
             cells = [f"{source.name}{source.mark}", source.extent, source.standing, scores]
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-        notes = [f'⚠ Your copy of "{_title(copy)}" was not used: {copy.reason}.' for copy in self.withheld]
+        notes = [f'⚠ Your copy of "{_title(copy)}" was not used: {_reason(copy)}.' for copy in self.withheld]
         notes += [f'⚠ Your copy of "{_title(copy)}" was let go: {copy.reason}.' for copy in self.let_go]
         notes += [f"⚠ {one_line(sentence)}" for sentence in self.degraded]
         notes += [f"💡 {_suggestion_sentence(suggestion)} Save it?" for suggestion in self.suggestions]
@@ -247,6 +247,10 @@ class ProvenanceBlock:
             '<div class="rag-wiki-provenance"><table>'
             f"<thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table>{paragraphs}</div>"
         )
+
+
+def _reason(copy: WithheldCopy) -> str:
+    return "stale; refresh replaces it" if copy.reason == "stale" else copy.reason
 
 
 def as_ascii(text: str) -> str:
