@@ -61,8 +61,10 @@ def join_texts(texts: Sequence[str]) -> str:
 
 def repeats(message: str, query: str) -> bool:
     """Whether an error's message holds a query, or a good part of it: some models say what they could not embed."""
-    shared = SequenceMatcher(None, message, query, autojunk=False).find_longest_match()
-    return shared.size >= min(len(query), _TELLING_CHARS)
+    # Not by `difflib`: a message may be a whole page, and this is on a question's path.
+    length = min(len(query), _TELLING_CHARS)
+    parts = {query[at : at + length] for at in range(len(query) - length + 1)}
+    return any(message[at : at + length] in parts for at in range(len(message) - length + 1))
 
 
 def flat(text: str) -> str:

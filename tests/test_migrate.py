@@ -1469,7 +1469,7 @@ def test_errors_are_json_where_that_is_asked_for(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rag_wiki.migrate.carry.carry", interrupted)
+    monkeypatch.setattr("rag_wiki.migrate.carry.migrate", interrupted)
     assert main([old, str(tmp_path / "new.db"), "--json"]) == 130
     assert json.loads(capsys.readouterr().out)["exit_code"] == 130
 

@@ -64,19 +64,22 @@ def main(argv: list[str] | None = None) -> int:
 
 def _carried(options: argparse.Namespace, progress: _Progress) -> MigrationReport:
     from rag_wiki.config import RagWikiRetrieverConfig
-    from rag_wiki.migrate.carry import carry
+    from rag_wiki.migrate.carry import MismatchError, migrate
 
-    return carry(
-        options.old,
-        options.new,
-        old_chunks=options.chunks,
-        embedding_model=None if options.embeddings is None else _embeddings(options.embeddings),
-        config=RagWikiRetrieverConfig(wiki_save_dir=options.wiki_save_dir, embedding_name=options.embedding_name),
-        dry_run=options.dry_run,
-        overwrite=options.overwrite,
-        bring_back=options.bring_back,
-        on_progress=None if options.quiet else progress,
-    )
+    try:
+        return migrate(
+            options.old,
+            options.new,
+            old_chunks=options.chunks,
+            embedding_model=None if options.embeddings is None else _embeddings(options.embeddings),
+            config=RagWikiRetrieverConfig(wiki_save_dir=options.wiki_save_dir, embedding_name=options.embedding_name),
+            dry_run=options.dry_run,
+            overwrite=options.overwrite,
+            bring_back=options.bring_back,
+            on_progress=None if options.quiet else progress,
+        )
+    except MismatchError as error:
+        return error.report
 
 
 def _sentence(error: Exception) -> str:

@@ -33,10 +33,11 @@ from rag_wiki.migrate.report import DocumentNote, MigrationReport
 from rag_wiki.migrate.vectors import Model
 from rag_wiki.migrate.write import Writer
 from rag_wiki.saving import split_sections, splitter_of
+from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkHits, ChunkStore, new_copy_id
 from rag_wiki.storage.records import check_doc_id, check_user_id, join_halves
 
-__all__ = ["Progress", "migrate"]
+__all__ = ["MismatchError", "Progress", "migrate"]
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Told how many records are done, and of how many."""
@@ -44,6 +45,18 @@ Progress: TypeAlias = Callable[[int, int], object]
 _PAGE = 100
 """Records that are read, written and read back together, with their contents and chunks."""
 _MOST_TOLD = 5
+
+
+class MismatchError(StorageError):
+    """What was read back is not what was written."""
+
+    def __init__(self, report: MigrationReport) -> None:
+        told = "; ".join(map(str, report.mismatches[:_MOST_TOLD]))
+        super().__init__(
+            f"{len(report.mismatches)} documents were read back from {report.new} otherwise than written: {told}"
+        )
+        self.report = report
+        """What was done."""
 
 
 def migrate(
@@ -91,46 +104,12 @@ def migrate(
         ConfigurationError: There is nothing of 0.2 in the old place, or no store for the new one; no message shows a
             password.
         MissingExtraError: What a place needs is not installed.
-        StorageError: A place can't be read or written, or the old one is written to without a pause; or what was read
-            back is not what was written, which names the documents. What was done until then stays, and the next run
-            goes on.
+        StorageError: A place can't be read or written, or the old one is written to without a pause. What was done
+            until then stays, and the next run goes on.
+        MismatchError: A `StorageError`: what was read back is not what was written. It names documents, and has the
+            report.
         EmbeddingError: The model's answer can't be used.
     """
-    report = carry(
-        old,
-        new,
-        old_chunks=old_chunks,
-        new_chunks=new_chunks,
-        embedding_model=embedding_model,
-        config=config,
-        dry_run=dry_run,
-        overwrite=overwrite,
-        bring_back=bring_back,
-        on_progress=on_progress,
-        clock=clock,
-    )
-    if report.mismatches:
-        told = "; ".join(map(str, report.mismatches[:_MOST_TOLD]))
-        msg = f"{len(report.mismatches)} documents were read back from {report.new} otherwise than written: {told}"
-        raise StorageError(msg)
-    return report
-
-
-def carry(
-    old: OldPlace,
-    new: StorePlace,
-    *,
-    old_chunks: str | Path | None = None,
-    new_chunks: str | Path | ChunkStore | None = None,
-    embedding_model: Embeddings | None = None,
-    config: RagWikiRetrieverConfig | None = None,
-    dry_run: bool = False,
-    overwrite: bool = False,
-    bring_back: bool = False,
-    on_progress: Progress | None = None,
-    clock: Clock = utc_now,
-) -> MigrationReport:
-    """`migrate`, for who looks at the report's mismatches."""
     if embedding_model is not None and not isinstance(embedding_model, Embeddings):
         msg = f"embedding_model must be a LangChain Embeddings, got {type(embedding_model).__name__}"
         raise ConfigurationError(msg)
@@ -143,13 +122,7 @@ def carry(
             source = open_old(old, new=new, dry_run=dry_run)
         stack.callback(source.close)
         files = None if old_chunks is None else OlderChunks(old_chunks)
-        folder = settings.wiki_save_dir if new_chunks is None else new_chunks
-        chunks, where = target.store.chunk_store, "beside the state"
-        if isinstance(folder, ChunkStore):
-            chunks, where = folder, "in the chunk store handed in"
-        elif folder is not None:
-            check_folder(Path(folder))
-            chunks, where = ChunkStore(folder), f"in {folder}"
+        chunks, where = _chunk_store(settings.wiki_save_dir if new_chunks is None else new_chunks, target.store)
         model = None if embedding_model is None else Model(embedding_model, settings)
         report = MigrationReport(
             old=source.shown,
@@ -181,7 +154,19 @@ def carry(
         migration = _Migration(source, files, writer, model, settings, report, clock)
         migration.run(listing, on_progress)
         brought.keep()
+    if report.mismatches:
+        raise MismatchError(report)
     return report
+
+
+def _chunk_store(given: str | Path | ChunkStore | None, store: StateStore) -> tuple[ChunkStore, str]:
+    """Where chunks are to be, and in words."""
+    if given is None:
+        return store.chunk_store, "beside the state"
+    if isinstance(given, ChunkStore):
+        return given, "in the chunk store handed in"
+    check_folder(Path(given))
+    return ChunkStore(given), f"in {given}"
 
 
 def _kept(brought: Brought) -> None:
