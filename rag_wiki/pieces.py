@@ -184,6 +184,8 @@ def label(metadata: Mapping[str, Any], *keys: str) -> str:
     """The first of these values that can name something, as text; other types name nothing."""
     for key in keys:
         value = metadata.get(key)
+        if value is None:
+            continue
         # Nearly always a text: eleven labels are read for a question.
         named = (value if value.strip() else None) if type(value) is str else as_id(value)
         if named is not None:
@@ -199,6 +201,8 @@ def as_number(value: object) -> int | None:
 
 def _whole(value: object) -> int | None:
     """A whole number of any type. Some stores, Pinecone's among them, keep all numbers as floats."""
+    if type(value) is int:
+        return value
     if isinstance(value, (Integral, np.integer)) and not isinstance(value, bool):
         return int(value)
     if isinstance(value, (float, np.floating)) and float(value).is_integer() and abs(value) <= _EXACT_IN_A_FLOAT:
@@ -225,17 +229,36 @@ def read_global(document: Document, config: RagWikiRetrieverConfig, score: float
             metadata[key] = value
     metadata["from_cache"] = False
     number = as_number(metadata.get("chunk_index"))
-    # Laid out in another way it is the same text; under another number or version it says something else of a copy.
-    told_by = f"{number} {source_version(metadata, config.version_key)} {flat(document.page_content)}"
+    version = source_version(metadata, config.version_key)
     return GlobalDocument(
         document=_copied(document, metadata),
         doc_id=doc_id,
         doc_title=title,
         doc_path=path,
         chunk_index=number,
-        digest=hashlib.sha256(told_by.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+        digest=_digest_of(document.page_content, number, version),
         score=score,
     )
+
+
+def _digest_of(text: str, number: int | None, version: str | None) -> str:
+    """What tells a piece from others. Most were shown before, and their digests are known."""
+    # By its hash: of the text itself, which may be long and is the caller's, nothing is kept. Both have 64 bits.
+    key = hash(text), len(text), number, version
+    digest = _digests.get(key)
+    if digest is None:
+        # Laid out in another way it is the same text; under another number or version it says something else of a copy.
+        told_by = f"{number} {version} {flat(text)}"
+        digest = hashlib.sha256(told_by.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        if len(_digests) >= _MOST_DIGESTS:
+            _digests.clear()
+        _digests[key] = digest
+    return digest
+
+
+_MOST_DIGESTS = 8192
+_digests: dict[tuple[int, int, int | None, str | None], str] = {}
+"""Threads may write the same one twice; a dictionary is whole at any moment."""
 
 
 def _copied(document: Document, metadata: dict[str, Any]) -> Document:

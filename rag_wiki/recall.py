@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -59,6 +59,7 @@ from rag_wiki.storage.codec import is_same_user
 from rag_wiki.storage.records import DocumentState, QueryStart, UserChange, UserDocRecord, UserView
 from rag_wiki.texts import repeats
 from rag_wiki.together import Together
+from rag_wiki.transparency.latest import LatestProvenance
 from rag_wiki.transparency.provenance import ProvenanceBlock, WithheldCopy
 from rag_wiki.verdicts import CopyJudge
 
@@ -95,6 +96,8 @@ class Call:
     config: RunnableConfig
     arguments: dict[str, Any]
     now: datetime
+    latest: LatestProvenance
+    """Where its provenance is told."""
     together: Together | None = None
     """The questions that the user asks at the same time."""
     timings: dict[str, float] = field(default_factory=dict)
@@ -560,7 +563,7 @@ class Recall:
         if self.config.context == "focused" and cache.mode != "keyword":
             focus, cosines = yield from self._focus(call, cache, documents)
         found = None if documents is None else _read_all(documents, self.config, cosines)
-        if any(item.doc_id is None for item in found or ()) and self._is_news("no id"):
+        if found and None in [item.doc_id for item in found] and self._is_news("no id"):
             events.DOCUMENT_UNIDENTIFIED.log(_NO_ID_WARNING, self.config.document_id or "doc_id, source or doc_path")
         with call.timed("apply"):
             verdicts: Mapping[tuple[str, str], CopyVerdict] = {}
@@ -574,6 +577,7 @@ class Recall:
                 k=call.k,
                 query=call.query,
                 focus=focus,
+                began_at=0 if cache.start is None else cache.start.revision,
             )
             call.is_hit = cache.tells and bool(answer.findings.answered)
             outcome: QueryOutcome = yield self._apply_step(call, answer, cache)
@@ -717,7 +721,7 @@ class Recall:
             lambda: self.store.change(
                 call.user_id,
                 _concerned(answer),
-                partial(self._account, call, answer, cache),
+                partial(self._account, call, answer),
                 idle_keys=_idle_keys(cache),
             ),
         )
@@ -728,7 +732,7 @@ class Recall:
             return [self._apply(*items[0])]
         requests = [
             self.store.request_change(
-                _concerned(answer), partial(self._account, call, answer, cache), idle_keys=_idle_keys(cache)
+                _concerned(answer), partial(self._account, call, answer), idle_keys=_idle_keys(cache)
             )
             for call, answer, cache in items
         ]
@@ -740,11 +744,10 @@ class Recall:
             for request, (call, _, cache) in zip(requests, items, strict=True)
         ]
 
-    def _account(self, call: Call, answer: Answer, cache: CacheFindings, view: UserView) -> UserChange:
-        began_at = 0 if cache.start is None else cache.start.revision
-        if not is_same_user(began_at, view.revision):
+    def _account(self, call: Call, answer: Answer, view: UserView) -> UserChange:
+        if not is_same_user(answer.findings.began_at, view.revision):
             raise _ForgottenError
-        return account_for_query(view, replace(answer.findings, began_at=began_at), self._rules, call.now)
+        return account_for_query(view, answer.findings, self._rules, call.now)
 
     def _tell_outcome(self, call: Call, cache: CacheFindings, carry_out: Callable[[], UserChange]) -> QueryOutcome:
         """Do what follows from a change: hits where the chunks lie elsewhere, and copies that are nobody's now."""

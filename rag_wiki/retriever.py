@@ -489,33 +489,33 @@ class RagWikiRetriever(UserActions, BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = self._handed_call(query, kwargs)
-        with self._recall.observations.watch(call):
-            return self._carry_out(call, run_manager)
-
-    def _carry_out(self, call: Call, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         # Read once: pydantic finds a private attribute by a detour.
-        start, recall = time.perf_counter(), self._recall
+        call, recall = self._handed_call(query, kwargs), self._recall
+        with recall.observations.watch(call):
+            return self._carry_out(call, recall, run_manager)
+
+    def _carry_out(self, call: Call, recall: Recall, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        start = time.perf_counter()
         run(recall.begin(call))
         if self.config.context == "focused":
             run(recall.prepare(call))
         if self._asks_on_miss(call):
             cache = run(recall.search_copies(call))
-            found = None if cache.answered else self._ask_global(call, run_manager)
+            found = None if cache.answered else self._ask_global(call, recall, run_manager)
         elif recall.global_pace.is_quick:
-            found = self._ask_global(call, run_manager)
+            found = self._ask_global(call, recall, run_manager)
             cache = run(recall.search_copies(call))
         else:
             searching = Beside(recall.search_copies(call))
             try:
-                found = self._ask_global(call, run_manager)
+                found = self._ask_global(call, recall, run_manager)
             except BaseException:
                 searching.abandon()
                 raise
             cache = searching.result()
         documents, provenance = run(recall.conclude(call, found, cache, start))
         call.provenance = provenance
-        self._latest.publish(provenance)
+        call.latest.publish(provenance)
         if run_manager.handlers:
             _trace(run_manager, provenance)
             dispatch_custom_event(PROVENANCE_EVENT, provenance.to_dict(), config={"callbacks": run_manager.get_child()})
@@ -524,13 +524,14 @@ class RagWikiRetriever(UserActions, BaseRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = self._handed_call(query, kwargs)
-        with self._recall.observations.watch(call):
-            return await self._acarry_out(call, run_manager)
+        call, recall = self._handed_call(query, kwargs), self._recall
+        with recall.observations.watch(call):
+            return await self._acarry_out(call, recall, run_manager)
 
-    async def _acarry_out(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:
-        # Read once: pydantic finds a private attribute by a detour.
-        start, recall = time.perf_counter(), self._recall
+    async def _acarry_out(
+        self, call: Call, recall: Recall, run_manager: AsyncCallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        start = time.perf_counter()
         await arun(recall.begin(call))
         if self.config.context == "focused":
             await arun(recall.prepare(call))
@@ -547,7 +548,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
             cache = await searching
         documents, provenance = await arun(recall.conclude(call, found, cache, start))
         call.provenance = provenance
-        self._latest.publish(provenance)
+        call.latest.publish(provenance)
         if run_manager.handlers:
             _trace(run_manager, provenance)
             await adispatch_custom_event(
@@ -575,7 +576,8 @@ class RagWikiRetriever(UserActions, BaseRetriever):
 
     def _read_call(self, query: str, config: RunnableConfig, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Call]:
         """Sort out a call's keyword arguments: LangChain's own, ours, and the wrapped retriever's."""
-        self._latest.begin()
+        latest = self._latest
+        latest.begin()
         if not isinstance(query, str):
             msg = f"the query must be a string, got {type(query).__name__}"
             raise ConfigurationError(msg)
@@ -590,6 +592,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
             config=config,
             arguments=_arguments(self.global_retriever, arguments, config) if arguments else {},
             now=as_utc(self.clock()),
+            latest=latest,
             together=together.get(user_id),
         )
         return base, call
@@ -623,14 +626,14 @@ class RagWikiRetriever(UserActions, BaseRetriever):
             child["max_concurrency"] = call.config["max_concurrency"]
         return child
 
-    def _ask_global(self, call: Call, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+    def _ask_global(self, call: Call, recall: Recall, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         with call.timed("global"):
             config = self._child_config(call, run_manager)
             if call.by_vector is not None and call.asked is not None:
                 found = _checked(call.by_vector.invoke(call.query, config, asked=call.asked))
             else:
                 found = _checked(self.global_retriever.invoke(call.query, config, **call.arguments))
-        self._recall.global_pace.note(call.timings["global"])
+        recall.global_pace.note(call.timings["global"])
         return found
 
     async def _aask_global(self, call: Call, run_manager: AsyncCallbackManagerForRetrieverRun) -> list[Document]:
@@ -689,15 +692,16 @@ def _checked(documents: object) -> list[Document]:
     Raises:
         ConfigurationError: It returned something else.
     """
-    if not isinstance(documents, Iterable) or isinstance(documents, (str, dict, Document)):
+    if type(documents) is not list and (
+        not isinstance(documents, Iterable) or isinstance(documents, (str, dict, Document))
+    ):
         msg = f"the wrapped retriever must return a list of documents, it returned {type(documents).__name__}"
         raise ConfigurationError(msg)
-    found = []
-    for item in documents:
+    found = list(documents)
+    for item in found:
         if not isinstance(item, Document):
             msg = f"the wrapped retriever must return a list of documents, there is {type(item).__name__} in it"
             raise ConfigurationError(msg)
-        found.append(item)
     return found
 
 

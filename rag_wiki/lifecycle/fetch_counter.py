@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rag_wiki.clock import Clock, as_utc, utc_now
 from rag_wiki.config import RagWikiRetrieverConfig
@@ -66,15 +66,16 @@ def gap(fetch_threshold: int, declines: int) -> int:
 
 def count_fetch(record: UserDocRecord, *, fetch_threshold: int, reset_threshold: int, now: datetime) -> Step:
     """A query fetched this document, which is not saved: count it, and suggest saving when it is time."""
-    before, events = record, list[DocumentEvent]()
+    before = record
+    events: list[DocumentEvent] = []
     first_time = record.fetch_count == 0 and record.last_fetched_at is None
     came_back = record.user_state in (DocumentState.GLOBAL, DocumentState.DEMOTED)
     if came_back:
         record = move(record, DocumentState.SURFACED, now)
-    elif record.counting and record.queries_missed >= reset_threshold:
+    elif record.queries_missed >= reset_threshold and record.counting:
         lapsed = lapse(record, fetch_threshold, now)
         record, events = lapsed.record, [*lapsed.events]
-    record = fetched_once(record, now)
+    record = record.changed(**one_more_fetch(record, now))
     if came_back or first_time:
         why = "fetched again after it was let go" if came_back else "fetched for the first time"
         events.append(describe(before, record, "surfaced", why, now))
@@ -87,9 +88,9 @@ def count_fetch(record: UserDocRecord, *, fetch_threshold: int, reset_threshold:
     return Step(record, tuple(events), suggestion)
 
 
-def fetched_once(record: UserDocRecord, now: datetime) -> UserDocRecord:
-    """The record with one more fetch."""
-    return record.changed(fetch_count=record.fetch_count + 1, last_fetched_at=now, queries_missed=0)
+def one_more_fetch(record: UserDocRecord, now: datetime) -> dict[str, Any]:
+    """What one more fetch changes in a record."""
+    return {"fetch_count": record.fetch_count + 1, "last_fetched_at": now, "queries_missed": 0}
 
 
 def suggestion_due(record: UserDocRecord, fetch_threshold: int, now: datetime) -> bool:
@@ -196,7 +197,7 @@ class FetchCounter:
         def decide(view: UserView) -> UserChange:
             record = view.records.get(doc_id) or self._state_machine.make_surfaced(user_id, doc_id, doc_title, doc_path)
             if record.saved:
-                return UserChange(records=[fetched_once(record, moment)])
+                return UserChange(records=[record.changed(**one_more_fetch(record, moment))])
             step = count_fetch(
                 record, fetch_threshold=self._fetch_threshold, reset_threshold=self._reset_threshold, now=moment
             )

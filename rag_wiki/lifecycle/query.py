@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rag_wiki.lifecycle.decay_engine import demote
-from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch, fetched_once, lapse
+from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch, lapse, one_more_fetch
 from rag_wiki.lifecycle.kept_texts import last_seen
 from rag_wiki.lifecycle.state_machine import StateMachine, describe
-from rag_wiki.storage.records import DocumentState, RetrievedText, UserChange, UserDocRecord, UserView
+from rag_wiki.storage.records import (
+    DocumentEvent,
+    DocumentState,
+    RetrievedText,
+    UserChange,
+    UserDocRecord,
+    UserView,
+)
 
 __all__ = ["FetchedDocument", "FoundText", "QueryFindings", "QueryOutcome", "QueryRules", "account_for_query"]
 
@@ -75,8 +82,7 @@ class QueryFindings:
     """The user's revision when the query began."""
 
 
-@dataclass(frozen=True)
-class QueryOutcome:
+class QueryOutcome(NamedTuple):
     """What came of it, for whoever asked."""
 
     records: Mapping[str, UserDocRecord]
@@ -93,32 +99,36 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
     not fetched is none of this query's business: its misses are the movement of the clocks.
     """
     after: dict[str, UserDocRecord] = {}
-    steps: list[Step] = []
+    events: list[DocumentEvent] = []
+    suggestions: list[SuggestionEvent] = []
     texts: list[RetrievedText] = []
     clear: list[str] = []
-    for doc_id in dict.fromkeys([*view.records, *found.fetched]):
+    gone: list[tuple[str, str | None]] = []
+    for doc_id in {**view.records, **found.fetched}:
         record = view.records.get(doc_id)
         step = _account_for_document(record, doc_id, view, found, rules, now)
         if step is None:
             continue
         kept, fresh, anew = _keep_texts(record, step.record, found, doc_id, view.clocks.queries + 1)
-        if kept is not step.record:
-            step = Step(kept, step.events, step.suggestion)
-        elif record is not None and _is_missed_only(record, kept, found):
-            continue
-        if anew or (record is not None and record.retrieved and _is_back(record, kept)):
+        if record is not None:
+            if kept is step.record and _is_missed_only(record, kept, found):
+                continue
+            anew = anew or (len(record.retrieved) > 0 and _is_back(record, kept))
+            if record.saved and not kept.saved:
+                gone.append((doc_id, record.copy_id))
+        if anew:
             clear.append(doc_id)
+        events += step.events
+        if step.suggestion is not None:
+            suggestions.append(step.suggestion)
         texts += fresh
-        steps.append(step)
         after[doc_id] = kept
-    records = {**view.records, **after}
-    gone = [doc_id for doc_id, record in after.items() if doc_id in view.records and _let_go(view, record)]
     return UserChange(
         records=list(after.values()),
-        contents=dict.fromkeys(gone),
-        events=[event for step in steps for event in step.events],
+        contents={doc_id: None for doc_id, _ in gone},
+        events=events,
         texts=texts,
-        clear_texts=[*clear, *gone],
+        clear_texts=[*clear, *(doc_id for doc_id, _ in gone)],
         chunk_hits={
             doc_id: hits
             for doc_id, hits in found.answered.items()
@@ -127,11 +137,7 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         hit_at=now,
         queries=1 if found.asked else 0,
         searches=0 if found.searched is None else 1,
-        outcome=QueryOutcome(
-            records,
-            [step.suggestion for step in steps if step.suggestion is not None],
-            [(doc_id, view.records[doc_id].copy_id) for doc_id in gone],
-        ),
+        outcome=QueryOutcome({**view.records, **after}, suggestions, gone),
     )
 
 
@@ -140,17 +146,13 @@ def _is_of(record: UserDocRecord, found: Mapping[str, tuple[str, object]]) -> bo
     return record.doc_id in found and found[record.doc_id][0] == (record.copy_id or "")
 
 
-def _let_go(view: UserView, record: UserDocRecord) -> bool:
-    return view.records[record.doc_id].saved and not record.saved
-
-
 def _is_missed_only(before: UserDocRecord, record: UserDocRecord, found: QueryFindings) -> bool:
     """Whether nothing happened to a saved document but one more miss, which the movement of the clocks tells."""
-    if not (before.saved and record.saved):
-        return False
     missed, streak = before.queries_missed, before.cache_miss_streak
+    if record.queries_missed != missed + found.asked or not (before.saved and record.saved):
+        return False
     counts = found.searched is not None and before.streak_counts
-    if (record.queries_missed, record.cache_miss_streak) != (missed + found.asked, streak + counts):
+    if record.cache_miss_streak != streak + counts:
         return False
     return record.changed(queries_missed=missed, cache_miss_streak=streak) == before
 
@@ -194,30 +196,28 @@ def _account_for_saved(
     now: datetime,
 ) -> Step | None:
     doc_id = record.doc_id
-    events = []
+    events: tuple[DocumentEvent, ...] = ()
     # Found by the source and shown, it is in use, whether or not its copy had an answer: a threshold that is too high
     # for the model would else let go of what the user asks about all the time, to suggest it again.
     shown = fetched is not None and fetched.is_shown
     is_hit = doc_id in found.matched or shown
-    if _is_of(record, found.answered) or shown:
-        after = fetched_once(record, now)
+    values: dict[str, Any] = {}
+    if shown or _is_of(record, found.answered):
+        values = {**one_more_fetch(record, now)}
     elif found.asked:
-        after = record.changed(queries_missed=record.queries_missed + 1)
-    else:
-        after = record
-    if _is_of(record, found.stale) and record.stale_since is None:
-        after = after.changed(stale_since=now)
-        events.append(describe(record, after, "stale", found.stale[doc_id][1], now))
+        values["queries_missed"] = record.queries_missed + 1
+    if record.stale_since is None and _is_of(record, found.stale):
+        values["stale_since"] = now
+        events = (describe(record, record.changed(**values), "stale", found.stale[doc_id][1], now),)
     if is_hit:
-        return Step(after.changed(cache_miss_streak=0), tuple(events))
+        return Step(record.changed(**values, cache_miss_streak=0), events)
     if found.searched is not None and record.streak_counts:
         # Where its vectors could not be compared this time, that is no miss.
-        streak = record.cache_miss_streak + 1 if doc_id in found.searched else 0
-        after = after.changed(cache_miss_streak=streak)
+        streak = values["cache_miss_streak"] = record.cache_miss_streak + 1 if doc_id in found.searched else 0
         if streak >= most_misses:
-            gone = demote(after, f"no hit in {streak} searches in a row", now)
+            gone = demote(record.changed(**values), f"no hit in {streak} searches in a row", now)
             return Step(gone.record, (*events, *gone.events))
-    return None if after is record else Step(after, tuple(events))
+    return Step(record.changed(**values), events) if values else None
 
 
 def _keep_texts(

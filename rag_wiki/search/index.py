@@ -232,7 +232,7 @@ class UserIndex:
         if rows.size > _FEW:
             rows = _best_of_each(rows, scores[rows], starts, top_k)
         found: dict[int, list[tuple[float, int]]] = {}
-        for distance, row in sorted(zip((-scores[rows]).tolist(), rows.tolist(), strict=True)):
+        for distance, row in sorted([(-scores.item(row), row) for row in rows.tolist()]):
             own = found.setdefault(bisect_right(starts, row) - 1, [])
             if len(own) < top_k:
                 own.append((-distance, row))

@@ -31,7 +31,10 @@ from rag_wiki.storage.codec import (
     dump_json,
     encode_change,
     first_revision,
+    forget_keys,
     is_same_record,
+    key_of_document,
+    key_of_user,
     settle,
     storage_key,
 )
@@ -321,7 +324,8 @@ class StateStore(ABC):
         self, doc_ids: Iterable[str], decide: Callable[[UserView], UserChange], idle_keys: Sequence[str]
     ) -> ChangeRequest:
         named = [self._doc_key(doc_id) for doc_id in doc_ids]
-        return _Request(list(dict.fromkeys([*named, *idle_keys])), decide, frozenset(idle_keys).difference(named))
+        spare = frozenset(idle_keys).difference(named) if idle_keys else _NONE
+        return _Request(list(dict.fromkeys([*named, *idle_keys])), decide, spare)
 
     def change_together(self, user_id: str, requests: Sequence[ChangeRequest]) -> None:
         """Carry out several changes of a user, one after the other, in one atomic step.
@@ -413,44 +417,37 @@ class StateStore(ABC):
         decode: Callable[[StoredDocument, Clocks], UserDocRecord],
     ) -> tuple[list[UserChange], StoredChange]:
         applied: list[UserChange] = []
-        written, refusal = StoredChange(StoredUser()), RuleError(RuntimeError("the store did not ask"))
+        written: StoredChange | None = None
+        refusal: RuleError | None = None
 
         def step(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
             nonlocal written, refusal
             # Again from the start, when somebody else was faster.
             applied.clear()
             if not user.revision:
-                user = replace(user, revision=first_revision())
-            written, present = StoredChange(user), dict(documents)
+                user = user._replace(revision=first_revision())
+            together, present = StoredChange(user), documents
             for request in requests:
-                clocks = written.user.clocks
+                user = together.user
                 try:
-                    found: dict[str, UserDocRecord] = {}
-                    for key in request.keys:
-                        if key in present:
-                            try:
-                                record = decode(present[key], clocks)
-                            except CorruptDataError:
-                                if not (isinstance(request, _Request) and key in request.spare):
-                                    raise
-                            else:
-                                found[record.doc_id] = record
-                    view = UserView(user_id, clocks, written.user.revision, found, written.user.saved)
+                    view = _view(user_id, user, request, present, decode)
                     change = request.decide(view)
-                    stored = encode_change(view, written.user, change)
-                    written = stored if len(requests) == 1 else written.followed_by(stored)
+                    stored = encode_change(view, user, change)
+                    together = stored if len(requests) == 1 else together.followed_by(stored)
                 except Exception as error:
                     refusal = RuleError(error)
                     raise refusal from error
                 applied.append(change)
-                present.update({item.key: item for item in stored.documents})
-            return written
+                if len(requests) > 1:
+                    present = {**present, **{item.key: item for item in stored.documents}}
+            written = together
+            return together
 
         keys = requests[0].keys if len(requests) == 1 else list(dict.fromkeys(chain(*(item.keys for item in requests))))
         self._change(self._user_key(user_id), keys, step)
-        if len(applied) != len(requests):
+        if written is None or len(applied) != len(requests):
             # A store that keeps the exception to itself must not make a refusal look like a change.
-            raise refusal
+            raise refusal or RuleError(RuntimeError("the store did not ask"))
         return applied, written
 
     @cached_property
@@ -477,8 +474,7 @@ class StateStore(ABC):
         # The state first: who applies a query meanwhile then finds no record whose chunks it would hit.
         forgotten = self._forget(self._user_key(user_id))
         self._fresh.forget(self._user_key(user_id))
-        # It remembers ids.
-        storage_key.cache_clear()
+        forget_keys()
         return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
 
     def purge(self, doc_id: str) -> PurgedDocument:
@@ -572,10 +568,10 @@ class StateStore(ABC):
         self.close()
 
     def _user_key(self, user_id: str) -> str:
-        return storage_key(check_user_id(user_id))
+        return key_of_user(user_id)
 
     def _doc_key(self, doc_id: str) -> str:
-        return storage_key(check_doc_id(doc_id))
+        return key_of_document(doc_id)
 
     # -- hooks: what a backend supplies ----------------------------------------------------------
 
@@ -666,6 +662,9 @@ class UnreadableUser(NamedTuple):
     error: CorruptDataError
 
 
+_NONE: frozenset[str] = frozenset()
+
+
 class _Request(ChangeRequest):
     """A change that may do without some of its documents: `spare` are their keys."""
 
@@ -691,6 +690,29 @@ class _Page(NamedTuple):
             except CorruptDataError as error:
                 page.unreadable.append((item, error))
         return page
+
+
+def _view(
+    user_id: str,
+    user: StoredUser,
+    request: ChangeRequest,
+    present: Mapping[str, StoredDocument],
+    decode: Callable[[StoredDocument, Clocks], UserDocRecord],
+) -> UserView:
+    """What a request's rule sees, of the documents that there are."""
+    clocks, found = user.clocks, dict[str, UserDocRecord]()
+    for key in request.keys:
+        stored = present.get(key)
+        if stored is None:
+            continue
+        try:
+            record = decode(stored, clocks)
+        except CorruptDataError:
+            if not (isinstance(request, _Request) and key in request.spare):
+                raise
+        else:
+            found[record.doc_id] = record
+    return UserView(user_id, clocks, user.revision, found, user.saved)
 
 
 def _stand_in(stored: StoredDocument, user_id: str, doc_id: str) -> UserDocRecord:

@@ -36,6 +36,8 @@ from rag_wiki.storage.records import (
     UserChange,
     UserDocRecord,
     UserView,
+    check_doc_id,
+    check_user_id,
     join_halves,
 )
 
@@ -54,7 +56,10 @@ __all__ = [
     "dump_json",
     "encode_change",
     "encode_record",
+    "forget_keys",
     "is_same_record",
+    "key_of_document",
+    "key_of_user",
     "plain",
     "settle",
     "storage_key",
@@ -75,8 +80,7 @@ _PLAIN_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_KEY}}}")
 _to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
 
 
-@dataclass(frozen=True)
-class StoredUser:
+class StoredUser(NamedTuple):
     """A user's counters as stored."""
 
     user_id: str = ""
@@ -184,6 +188,40 @@ def storage_key(text: str) -> str:
     if len(encoded) <= LONGEST_KEY:
         return encoded
     return "~" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def key_of_user(user_id: str) -> str:
+    """The key of a user's id. Each question asks for it several times.
+
+    Raises:
+        InvalidUserError: The id names nobody.
+    """
+    return _known_key_of_user(user_id) if type(user_id) is str else storage_key(check_user_id(user_id))
+
+
+def key_of_document(doc_id: str) -> str:
+    """The key of a document's id.
+
+    Raises:
+        InvalidDocumentError: The id names nothing.
+    """
+    return _known_key_of_document(doc_id) if type(doc_id) is str else storage_key(check_doc_id(doc_id))
+
+
+@lru_cache(maxsize=1024)
+def _known_key_of_user(user_id: str) -> str:
+    return storage_key(check_user_id(user_id))
+
+
+@lru_cache(maxsize=4096)
+def _known_key_of_document(doc_id: str) -> str:
+    return storage_key(check_doc_id(doc_id))
+
+
+def forget_keys() -> None:
+    """Remember no id whose key was asked for."""
+    for remembering in (storage_key, _known_key_of_user, _known_key_of_document):
+        remembering.cache_clear()
 
 
 def dump_json(value: object) -> str:
@@ -352,9 +390,10 @@ def _is_found_as_before(item: StoredDocument, before: UserDocRecord | None, cloc
     """Whether what a store searches by (all but the payload) is what it was for the record before."""
     return (
         before is not None
-        and item.state == before.user_state.value
+        # What was fetched counts from now on: nearly always that tells.
         and item.idle_seen == (clocks.queries - before.queries_missed if before.counting else None)
         and item.idle_hit == (clocks.searches - before.cache_miss_streak if before.streak_counts else None)
+        and item.state == before.user_state.value
     )
 
 
@@ -522,18 +561,7 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     """
     user_key = storage_key(view.user_id)
     clocks = Clocks(view.clocks.queries + change.queries, view.clocks.searches + change.searches)
-    after = dict.fromkeys(change.deleted, None) | {record.doc_id: record for record in change.records}
-    saved, moved = user.saved, set[str]()
-    for doc_id, record in after.items():
-        before = view.records.get(doc_id)
-        is_saved, was_saved = record is not None and record.saved, before is not None and before.saved
-        if before is not None and (record is None or record.life == NEW_LIFE):
-            # A life ended: what began in it must be able to tell.
-            moved.add(doc_id)
-        if is_saved or was_saved:
-            saved += is_saved - was_saved
-            if (record.index_facts if record else None) != (before.index_facts if before else None):
-                moved.add(doc_id)
+    saved, moved = _moved(view, user.saved, change)
     revision, floor = user.revision + 1 if moved else user.revision, user.floor
     if (moved and not user.floor) or any(doc_id in view.records for doc_id in change.deleted):
         # The first one; or a record goes, and with it the mark of what happened to it.
@@ -555,10 +583,10 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
         documents=documents,
         only_payload={
             item.key
-            for item, record in zip(documents, change.records, strict=True)
-            if record.doc_id not in change.deleted
-            and item.revised is None
+            for item, record in zip(documents, records, strict=True)
+            if item.revised is None
             and _is_found_as_before(item, view.records.get(record.doc_id), view.clocks)
+            and record.doc_id not in change.deleted
         },
         contents={
             (key := storage_key(doc_id)): None if content is None else encode_content(user_key, key, content)
@@ -570,6 +598,23 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
         chunk_hits=[(doc_id, copy_id, indices) for doc_id, (copy_id, indices) in change.chunk_hits.items()],
         hit_at=change.hit_at,
     )
+
+
+def _moved(view: UserView, saved: int, change: UserChange) -> tuple[int, set[str]]:
+    """How many documents are saved after a change, of those before it; and which of them an index is to notice."""
+    moved = set[str]()
+    after: dict[str, UserDocRecord | None] = dict.fromkeys(change.deleted)
+    after.update([(record.doc_id, record) for record in change.records])
+    for doc_id, record in after.items():
+        before = view.records.get(doc_id)
+        if before is not None and (record is None or record.life == NEW_LIFE):
+            # A life ended: what began in it must be able to tell.
+            moved.add(doc_id)
+        facts, known = record and record.index_facts, before and before.index_facts
+        saved += (facts is not None) - (known is not None)
+        if facts != known:
+            moved.add(doc_id)
+    return saved, moved
 
 
 def _life_of(record: UserDocRecord, view: UserView, revision: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
@@ -226,13 +226,14 @@ class UserDocRecord:
         `dataclasses.replace` would check all fields again, five times as long; a query changes every record it
         touches.
         """
-        copied = object.__new__(type(self))
-        held = copied.__dict__
-        held.update(self.__dict__)
-        held.update(values)
-        if len(held) != len(self.__dict__):
-            msg = f"a record has no field {', '.join(sorted(values.keys() - self.__dict__.keys()))}"
+        own = self.__dict__
+        # A dictionary is copied as a whole in half the time that its entries take one by one.
+        held = own | values
+        if len(held) != len(own):
+            msg = f"a record has no field {', '.join(sorted(values.keys() - own.keys()))}"
             raise TypeError(msg)
+        copied = object.__new__(type(self))
+        copied.__dict__ = held
         return copied
 
     @property
@@ -326,16 +327,14 @@ class RetrievedText:
     """The user's query that showed it first."""
 
 
-@dataclass(frozen=True)
-class Clocks:
+class Clocks(NamedTuple):
     """A user's two counters: `queries` asked, and `searches` (semantic ones over the saved copies) that ran."""
 
     queries: int = 0
     searches: int = 0
 
 
-@dataclass(frozen=True)
-class QueryStart:
+class QueryStart(NamedTuple):
     """What a query needs to know before it asks anybody."""
 
     clocks: Clocks
@@ -357,8 +356,7 @@ class SavedChanges:
     """The ids of documents that were let go; some may have been saved and let go since."""
 
 
-@dataclass(frozen=True)
-class UserView:
+class UserView(NamedTuple):
     """What a rule sees of a user: the clocks and the records asked for (without their content)."""
 
     user_id: str

@@ -27,7 +27,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any
@@ -453,7 +453,7 @@ class RedisStateStore(StateStore):
         if user.user_id:
             # Both: who has saved nothing is only looked at.
             for saved in (0, 1):
-                self._list_user(user_key, replace(user, saved=saved))
+                self._list_user(user_key, user._replace(saved=saved))
 
     def _commands(self, keys: _Keys, change: StoredChange) -> _Commands:
         commands = _Commands(keys)

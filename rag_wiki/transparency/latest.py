@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from asyncio import _get_running_loop  # one of the names that `asyncio.events` exports
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
@@ -88,12 +89,13 @@ class LatestProvenance:
         return newest if newest is not None and newest.user_id == user_id else None
 
     def _cell(self) -> _Cell | None:
-        return dict(_cells.get()).get(self._token)
+        for token, cell in _cells.get():
+            if token == self._token:
+                return cell
+        return None
 
 
 def _current_owner() -> object:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
+    # Not `current_task` at once: where no loop runs, as it mostly is, it raises.
+    task = None if _get_running_loop() is None else asyncio.current_task()
     return threading.get_ident() if task is None else task

@@ -88,7 +88,7 @@ class _HalfDone(MemoryStateStore):
 
     def _change(self, user_key: str, doc_keys: Sequence[str], step: Step) -> None:
         user = self._users[user_key] = self._user(user_key)
-        user.counters = replace(user.counters, queries=user.counters.queries + 1)
+        user.counters = user.counters._replace(queries=user.counters.queries + 1)
         super()._change(user_key, doc_keys, step)
 
 
@@ -282,7 +282,7 @@ class _Reusing(MemoryStateStore):
         def plainly(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
             change = step(user, documents)
             moved = change.user.revision != user.revision
-            return replace(change, user=replace(change.user, revision=user.revision + moved))
+            return replace(change, user=change.user._replace(revision=user.revision + moved))
 
         super()._change(user_key, doc_keys, plainly)
 
