@@ -141,7 +141,7 @@ class UserActions:
         return SaveOrder(self._user(user_id), doc_id, "the user refreshed it", full_content, only_saved=True)
 
     def _save(self, order: SaveOrder) -> Procedure[UserDocRecord]:
-        order = replace(order, doc_id=check_doc_id(order.doc_id))
+        order = order._replace(doc_id=check_doc_id(order.doc_id))
         record: UserDocRecord | None = yield blocking(self._recall.store.get, order.user_id, order.doc_id)
         if record is None:
             raise UnknownDocumentError(order.user_id, order.doc_id)

@@ -24,8 +24,7 @@ from rag_wiki.transparency.provenance import SourceEntry, WithheldCopy
 __all__ = ["Answer", "CopyFindings", "CopyVerdict", "compose", "describe_sources", "unavailable_copy"]
 
 
-@dataclass(frozen=True)
-class CopyVerdict:
+class CopyVerdict(NamedTuple):
     """What a piece from the source says about the saved copy of its document."""
 
     copy_id: str = ""

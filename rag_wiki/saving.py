@@ -10,15 +10,14 @@ import contextlib
 import re
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_text_splitters import RecursiveCharacterTextSplitter
 from numpy.typing import NDArray
 
 from rag_wiki import events as log_events
@@ -76,8 +75,7 @@ _OF_ONE_CHUNK = {
 """Metadata that belongs to a chunk or is filled in by us; the rest is the source's own."""
 
 
-@dataclass(frozen=True)
-class SaveOrder:
+class SaveOrder(NamedTuple):
     """What is to be saved, and why."""
 
     user_id: str
@@ -111,8 +109,7 @@ class _GoneError(Exception):
     """There is no record any more."""
 
 
-@dataclass(frozen=True)
-class _Content:
+class _Content(NamedTuple):
     text: str
     source: str
     pieces: tuple[RetrievedText, ...] = ()
@@ -121,8 +118,7 @@ class _Content:
     """Nothing newer was to be had: it is the text that was saved before."""
 
 
-@dataclass(frozen=True)
-class _Draft:
+class _Draft(NamedTuple):
     """Everything about the new copy but its vectors."""
 
     record: UserDocRecord
@@ -561,6 +557,9 @@ def splitter_of(config: RagWikiRetrieverConfig) -> Any:
     """What splits texts that are saved: the configured one, or the default of the configured sizes."""
     if config.text_splitter is not None:
         return config.text_splitter
+    # The package takes milliseconds to load, which only a program that saves should pay.
+    from langchain_text_splitters import RecursiveCharacterTextSplitter
+
     return RecursiveCharacterTextSplitter(chunk_size=config.chunk_size, chunk_overlap=config.chunk_overlap)
 
 

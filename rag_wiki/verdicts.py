@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rag_wiki.answer import CopyVerdict
 from rag_wiki.config import RagWikiRetrieverConfig
@@ -73,7 +72,7 @@ class CopyJudge:
         if version is not None and record.source_version is not None:
             if version == record.source_version:
                 return same
-            return replace(same, stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
+            return same._replace(stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
         shown = flat(item.document.page_content)
         # What is in the store for saving is no matter: only what the copy is made of.
         parts = self._parts(user_id, document) if record.content_source == "retrieved" else ()
@@ -83,8 +82,8 @@ class CopyJudge:
         if stored is not None and holds(flat(stored.full_content or ""), shown):
             return same
         if record.content_source == "retrieved" and self._is_another_part(user_id, item, document, parts):
-            return replace(same, is_new=True)
-        return replace(same, stale="the source shows a text that the copy does not contain")
+            return same._replace(is_new=True)
+        return same._replace(stale="the source shows a text that the copy does not contain")
 
     def _parts(self, user_id: str, document: IndexedDocument) -> Sequence[str]:
         """The texts of a copy's chunks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -441,8 +442,7 @@ def _decay_page(view: UserView, rates: Mapping[str, float], config: DecayConfig,
     )
 
 
-@dataclass(frozen=True)
-class _PageOutcome:
+class _PageOutcome(NamedTuple):
     results: list[DecayResult]
     gone: Sequence[tuple[str, str | None]]
     """Documents that were let go, with the copies that are now nobody's."""

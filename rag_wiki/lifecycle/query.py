@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from rag_wiki.lifecycle.fetch_counter import Step, SuggestionEvent, count_fetch,
 from rag_wiki.lifecycle.kept_texts import last_seen
 from rag_wiki.lifecycle.state_machine import StateMachine, describe
 from rag_wiki.storage.records import (
+    NOTHING,
     DocumentEvent,
     DocumentState,
     RetrievedText,
@@ -27,8 +28,7 @@ MOST_TEXT_CHARS = 200_000
 """Bounds of what is kept of an unsaved document for saving it."""
 
 
-@dataclass(frozen=True)
-class QueryRules:
+class QueryRules(NamedTuple):
     """The settings that counting goes by."""
 
     fetch_threshold: int
@@ -63,16 +63,15 @@ class FetchedDocument(NamedTuple):
     """Whether there was room for a piece or copy of it in the answer."""
 
 
-@dataclass(frozen=True)
-class QueryFindings:
+class QueryFindings(NamedTuple):
     """What a query found."""
 
-    fetched: Mapping[str, FetchedDocument] = field(default_factory=dict)
-    answered: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    fetched: Mapping[str, FetchedDocument] = NOTHING
+    answered: Mapping[str, tuple[str, tuple[int, ...]]] = NOTHING
     """Saved documents whose copy answered: document id → (copy id, chunk indices)."""
     matched: Collection[str] = frozenset()
     """Saved documents with a chunk at or above the threshold, whether or not there was room for them."""
-    stale: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    stale: Mapping[str, tuple[str, str]] = NOTHING
     """Saved documents whose source was seen to differ: document id → (copy id, what was seen)."""
     searched: Collection[str] | None = None
     """Saved documents that a semantic search compared; `None` when none ran."""

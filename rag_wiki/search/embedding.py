@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,8 +41,7 @@ _MOST_LEVELS, _MOST_HOLDERS = 12, 400
 """How far and how wide a model is looked for."""
 
 
-@dataclass(frozen=True)
-class FoundEmbeddings:
+class FoundEmbeddings(NamedTuple):
     """The embedding model found in a retriever, or why there is none."""
 
     model: Embeddings | None

@@ -89,8 +89,7 @@ class ChunkHit(NamedTuple):
         return abs(distance) <= reach and self.chunk_index - other.chunk_index == distance
 
 
-@dataclass(frozen=True)
-class IndexedDocument:
+class IndexedDocument(NamedTuple):
     """A saved document as the index knows it."""
 
     record: UserDocRecord

@@ -16,7 +16,6 @@ import uuid
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
@@ -289,8 +288,7 @@ class DiskPlace(ChunkPlace):
         return [(copy_id, path) for _, copy_id, path in found]
 
 
-@dataclass(frozen=True)
-class PendingFile:
+class PendingFile(NamedTuple):
     """A file that is written but not yet in its place."""
 
     temporary: Path

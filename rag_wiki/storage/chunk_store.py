@@ -18,10 +18,10 @@ import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -102,8 +102,7 @@ class ChunkCopy:
         return self.sections[position] if position < len(self.sections) else None
 
 
-@dataclass(frozen=True)
-class StoredCopy:
+class StoredCopy(NamedTuple):
     """A copy as a place keeps it. `texts` and `vectors` are `None` when they were not asked for."""
 
     copy_id: str
@@ -647,4 +646,4 @@ def unit_rows(matrix: ArrayLike) -> Vectors:
 
 def without_texts(stored: StoredCopy, *, texts: bool, vectors: bool) -> StoredCopy:
     """The stored copy with only the parts asked for."""
-    return replace(stored, texts=stored.texts if texts else None, vectors=stored.vectors if vectors else None)
+    return stored._replace(texts=stored.texts if texts else None, vectors=stored.vectors if vectors else None)

@@ -15,7 +15,7 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 from datetime import date, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
 from rag_wiki.storage.records import (
     NEW_LIFE,
+    NOTHING,
     TIME_FIELDS,
     Clocks,
     DocumentEvent,
@@ -121,8 +122,7 @@ class StoredDocument(NamedTuple):
         return self.payload if isinstance(self.payload, str) else self.payload.text
 
 
-@dataclass(frozen=True)
-class StoredChange:
+class StoredChange(NamedTuple):
     """A `UserChange` as a backend carries it out, in this order: deletions first."""
 
     user: StoredUser
@@ -133,7 +133,7 @@ class StoredChange:
     """Written without `content`; in the order of the records that they are the form of."""
     only_payload: AbstractSet[str] = frozenset()
     """The keys of those that differ from what is stored in nothing but their payload."""
-    contents: Mapping[str, str | None] = field(default_factory=dict)
+    contents: Mapping[str, str | None] = NOTHING
     events: Sequence[tuple[str, str]] = ()
     """(document key, payload)."""
     clear_texts: Sequence[str] = ()

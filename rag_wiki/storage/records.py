@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
@@ -98,6 +99,8 @@ def check_doc_id(doc_id: object) -> str:
     return join_halves(doc_id)
 
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""What tuples of facts hold where there is nothing to hold."""
 SAME_LIFE, NEW_LIFE = -1, -2
 """What a record says in place of its life until it is stored."""
 

@@ -106,7 +106,7 @@ class _Without(MemoryStateStore):
     nothing: Any = ()
 
     def _change(self, user_key: str, doc_keys: Sequence[str], step: Step) -> None:
-        super()._change(user_key, doc_keys, lambda *seen: replace(step(*seen), **{self.part: self.nothing}))
+        super()._change(user_key, doc_keys, lambda *seen: step(*seen)._replace(**{self.part: self.nothing}))
 
 
 class _WithoutEvents(_Without):
@@ -282,7 +282,7 @@ class _Reusing(MemoryStateStore):
         def plainly(user: StoredUser, documents: Mapping[str, StoredDocument]) -> StoredChange:
             change = step(user, documents)
             moved = change.user.revision != user.revision
-            return replace(change, user=change.user._replace(revision=user.revision + moved))
+            return change._replace(user=change.user._replace(revision=user.revision + moved))
 
         super()._change(user_key, doc_keys, plainly)
 
