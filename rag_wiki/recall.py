@@ -235,7 +235,8 @@ class Recall:
         # Searching beside the wrapped retriever costs two switches of threads, some 0.1 ms: more than there is to
         # gain beside one that always answers (out of memory, say) in no time.
         self.global_pace = Pace(quick_ms=0.5)
-        # Calls that wait for nothing are no sooner done by many threads: one interpreter runs them in turn.
+        # Calls that wait for nothing are no sooner done by many threads: one interpreter runs them in turn. So what
+        # counts is how long they waited, not how long they worked: a large index takes its time anywhere.
         self.call_pace = Pace(quick_ms=2.0)
         self._warned: OrderedDict[str, None] = OrderedDict()
         in_each_process(self._make_lock)
@@ -589,7 +590,6 @@ class Recall:
         self._watch_threshold(answer, cache)
         yield from self._announce(call, outcome, cache, answer.findings.fetched)
         call.timings["total"] = (time.perf_counter() - start) * 1000
-        self.call_pace.note(call.timings["total"])
         provenance = ProvenanceBlock(
             sources=tuple(describe_sources(answer, outcome.records)),
             suggestions=tuple(outcome.suggestions),

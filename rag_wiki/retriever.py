@@ -495,7 +495,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
             return self._carry_out(call, recall, run_manager)
 
     def _carry_out(self, call: Call, recall: Recall, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.thread_time()
         run(recall.begin(call))
         if self.config.context == "focused":
             run(recall.prepare(call))
@@ -514,6 +514,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
                 raise
             cache = searching.result()
         documents, provenance = run(recall.conclude(call, found, cache, start))
+        recall.call_pace.note(call.timings["total"] - (time.thread_time() - worked) * 1000)
         call.provenance = provenance
         call.latest.publish(provenance)
         if run_manager.handlers:
@@ -547,6 +548,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
                 raise
             cache = await searching
         documents, provenance = await arun(recall.conclude(call, found, cache, start))
+        recall.call_pace.note(call.timings["total"])
         call.provenance = provenance
         call.latest.publish(provenance)
         if run_manager.handlers:

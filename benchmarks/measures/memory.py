@@ -15,6 +15,8 @@ _RATIO = 1.3
 _CAP = 256 * 1024
 _EACH = 2
 """Documents that each of many users saved."""
+_FILLS = 1_100
+"""Questions after which what keeps the latest ones (timings, for one) is as large as it gets."""
 _PER_USER = 0.1
 """Kilobytes that may stay for each user who came and went: none but for what the allocator keeps."""
 
@@ -76,6 +78,8 @@ def _ask_users(place: Place, users: int) -> tuple[int, float]:
     with ours.retriever_at(place, embeddings, wrapped, index_max_bytes=_CAP) as retriever:
         for name in names:
             ours.write_documents(retriever.state_store, retriever.chunk_store, work, name)
+        for _ in range(_FILLS):
+            retriever.invoke(questions[0].text, user_id=names[0])
         traced = []
         tracemalloc.start()
         for half in (names[: users // 2], names[users // 2 :]):

@@ -417,7 +417,7 @@ def decode_record(stored: StoredDocument, clocks: Clocks, user_key: str) -> User
             cache_miss_streak=max(clocks.searches - hit, 0),
         )
     try:
-        payload = json.loads(stored.text)
+        payload = _loads(stored.text)
         seen, hit = payload.pop("seen_at"), payload.pop("hit_at")
         for name in payload.keys() & _TIMES:
             payload[name] = as_utc(datetime.fromisoformat(payload[name]))
@@ -425,9 +425,7 @@ def decode_record(stored: StoredDocument, clocks: Clocks, user_key: str) -> User
             payload[name] = tuple(payload[name])
         # Filled in by hand: the constructor's checks take longer than all the rest, and were made when it was written.
         record = object.__new__(UserDocRecord)
-        held = record.__dict__
-        held.update(_DEFAULTS)
-        held.update(payload)
+        record.__dict__ = held = _DEFAULTS | payload
         held["user_state"], held["decay_score"] = _STATES[stored.state], float(stored.score)
         held["queries_missed"] = max(clocks.queries - seen, 0)
         held["cache_miss_streak"] = max(clocks.searches - hit, 0)
@@ -445,12 +443,22 @@ def decode_record(stored: StoredDocument, clocks: Clocks, user_key: str) -> User
         raise _unreadable(stored, repr(error)) from error
 
 
+def _loads(text: str) -> Any:
+    """`json.loads` of what `dump_json` wrote, which has no white space around it to look for."""
+    value, end = _read_json(text)
+    if end != len(text):
+        msg = f"there is more behind its end: {text[end : end + 20]!r}"
+        raise ValueError(msg)
+    return value
+
+
+_read_json = json.JSONDecoder().raw_decode
 _STATES = {state.value: state for state in DocumentState}
 
 
 def is_same_record(one: StoredDocument, other: StoredDocument) -> bool:
     """Whether two stored forms are of the same record, but for its content."""
-    same = one.state == other.state and one.score == other.score
+    same = one is other or (one.state == other.state and one.score == other.score)
     return same and (one.payload is other.payload or one.text == other.text)
 
 

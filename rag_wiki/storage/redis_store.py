@@ -148,6 +148,10 @@ def _document_line(item: StoredDocument, *, only_payload: bool) -> str:
     return f"{item.key} {saved} {seen} {hit} {revised} {item.state} {item.score!r} {item.text}\n"
 
 
+def _by_key(documents: Iterable[StoredDocument]) -> dict[str, StoredDocument]:
+    return {item.key: item for item in documents}
+
+
 def _lines(values: bytes | str, count: int) -> list[str]:
     """The lines of `READ`, one for each document asked for."""
     lines = _text(values).split("\n") if count else []
@@ -234,6 +238,8 @@ class _Snapshots:
     def __init__(self) -> None:
         in_each_process(self._make_lock)
         self._by_user: OrderedDict[str, _Snapshot] = OrderedDict()
+        self._page: tuple[str, _Snapshot] | None = None
+        """The page of documents that was read last."""
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
@@ -243,11 +249,24 @@ class _Snapshots:
             return self._by_user.get(user_key)
 
     def keep(self, user_key: str, snapshot: _Snapshot) -> None:
+        self._drop_page(user_key)
         with self._lock:
             self._by_user[user_key] = snapshot
             self._by_user.move_to_end(user_key)
             while len(self._by_user) > _MOST_USERS:
                 self._by_user.popitem(last=False)
+
+    def keep_page(self, user_key: str, page: _Snapshot) -> None:
+        """Note a page of a user's documents; no other is known then."""
+        self._page = user_key, page
+
+    def take_page(self, user_key: str, doc_keys: Sequence[str]) -> _Snapshot | None:
+        """The page that was read last, for the one who changes all of it; it is not known any more."""
+        page = self._page
+        if page is None or page[0] != user_key or page[1].documents.keys() != set(doc_keys):
+            return None
+        self._page = None
+        return page[1]
 
     def confirm(self, user_key: str, user: StoredUser, version: str) -> None:
         """Note a reading of the user: documents of another version are not known any more."""
@@ -258,6 +277,12 @@ class _Snapshots:
     def drop(self, user_key: str) -> None:
         with self._lock:
             self._by_user.pop(user_key, None)
+        self._drop_page(user_key)
+
+    def _drop_page(self, user_key: str) -> None:
+        page = self._page
+        if page is not None and page[0] == user_key:
+            self._page = None
 
 
 class RedisStateStore(StateStore):
@@ -344,7 +369,10 @@ class RedisStateStore(StateStore):
         only_saved = states is not None and set(states) <= _SAVED
         user, found = self._read_user(user_key), list[StoredDocument]()
         for batch in self._keys_after(self._keys(user_key), after, only_saved=only_saved):
-            user, _, documents = self._read_many(user_key, batch, content=content)
+            user, version, documents = self._read_many(user_key, batch, content=content)
+            if limit is not None and not content:
+                # Whoever reads page by page may change what he read: a decay run does.
+                self._snapshots.keep_page(user_key, _Snapshot(user, version, _by_key(documents), complete=True))
             found += [item for item in documents if states is None or item.state in states]
             if limit is not None and len(found) >= limit:
                 break
@@ -386,12 +414,13 @@ class RedisStateStore(StateStore):
         step: Callable[[StoredUser, Mapping[str, StoredDocument]], StoredChange],
     ) -> None:
         # What this process saw last is as good as a reading if nobody changed anything since: the commit checks it.
-        # It does not hold so many documents that a page of all of them would be in it.
-        seen: _Snapshot | None = self._snapshots.get(user_key) if len(doc_keys) <= _MOST_DOCUMENTS else None
+        seen = self._snapshots.take_page(user_key, doc_keys)
+        if seen is None and len(doc_keys) <= _MOST_DOCUMENTS:
+            seen = self._snapshots.get(user_key)
         while True:
             if seen is None:
                 user, version, documents = self._read_many(user_key, doc_keys)
-                seen = _Snapshot(user, version, {item.key: item for item in documents}, complete=True)
+                seen = _Snapshot(user, version, _by_key(documents), complete=True)
             try:
                 done, seen = self._try_change(user_key, seen, doc_keys, step)
             except RuleError:
