@@ -75,9 +75,14 @@ class DecayConfig:
     """Days that the score must hold before the pin."""
     demotion_hold_days: float = 3
     """Days that the score must hold before the demotion."""
+    max_idle_days: float | None = None
+    """Days without a fetch after which a document goes at once, whatever its score: frequency, votes and hits never
+    fade. `None` leaves it to the score."""
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
+        if self.max_idle_days is not None:
+            _number(owner, "max_idle_days", self.max_idle_days, 0)
         weights = ("w_recency", "w_frequency", "w_explicit", "w_chunk_hit")
         for name in (*weights, "decay_lambda", "pin_hold_days", "demotion_hold_days"):
             _number(owner, name, getattr(self, name), 0)

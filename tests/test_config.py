@@ -32,6 +32,7 @@ BAD_DECAY: dict[str, tuple[Any, ...]] = {
     "demotion_threshold": NOT_A_SHARE,
     "pin_hold_days": NOT_A_WEIGHT,
     "demotion_hold_days": NOT_A_WEIGHT,
+    "max_idle_days": tuple(value for value in NOT_A_WEIGHT if value is not None),
 }
 BAD_SETTINGS: dict[str, tuple[Any, ...]] = {
     "fetch_threshold": NOT_A_COUNT,
@@ -76,7 +77,7 @@ def test_decay_defaults_are_those_promised() -> None:
     assert (config.w_recency, config.w_frequency, config.w_explicit, config.w_chunk_hit) == (0.40, 0.30, 0.20, 0.15)
     assert (config.max_cache_miss_streak, config.decay_lambda, config.freq_cap) == (10, 0.05, 20)
     assert (config.pin_threshold, config.demotion_threshold) == (0.85, 0.15)
-    assert (config.pin_hold_days, config.demotion_hold_days) == (7, 3)
+    assert (config.pin_hold_days, config.demotion_hold_days, config.max_idle_days) == (7, 3, None)
 
 
 def test_retriever_defaults_are_those_promised() -> None:

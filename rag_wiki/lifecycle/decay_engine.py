@@ -99,6 +99,10 @@ def apply_score(record: UserDocRecord, score: float, config: DecayConfig, now: d
     if record.pinned_by_user or not record.saved:
         return Step(record)
     scored = record.changed(decay_score=score)
+    if config.max_idle_days is not None:
+        idle = _idle_days(record, now)
+        if idle >= config.max_idle_days:
+            return demote(scored, f"not fetched for {idle:.1f} days, {config.max_idle_days:g} are the most", now)
     if scored.user_state is DocumentState.PINNED and score < config.pin_threshold:
         why = f"score {score:.2f} fell below the pin threshold {config.pin_threshold:g}"
         unpinned = move(scored, DocumentState.CLAIMED, now)
@@ -118,6 +122,12 @@ def apply_score(record: UserDocRecord, score: float, config: DecayConfig, now: d
         why = f"score {score:.2f} held below {config.demotion_threshold:g} for {config.demotion_hold_days:g} days"
         return demote(scored, why, now)
     return Step(scored)
+
+
+def _idle_days(record: UserDocRecord, now: datetime) -> float:
+    """Days since the document was last fetched, or saved."""
+    used = [moment for moment in (record.last_fetched_at, record.cached_at) if moment is not None]
+    return days_between(max(used), now) if used else 0.0
 
 
 def _held(since: datetime | None, hold_days: float, now: datetime) -> bool:
@@ -413,6 +423,8 @@ def _decay_page(view: UserView, rates: Mapping[str, float], config: DecayConfig,
     before = [record for record in view.records.values() if record.saved]
     scores_of_all = decay_scores(before, [rates.get(record.doc_id, 0.0) for record in before], config, now)
     quiet = (scores_of_all >= config.demotion_threshold) & (scores_of_all < config.pin_threshold)
+    if config.max_idle_days is not None:
+        quiet &= np.array([_idle_days(record, now) < config.max_idle_days for record in before], dtype=bool)
     results: list[DecayResult] = []
     scores: dict[str, float] = {}
     steps: list[Step] = []

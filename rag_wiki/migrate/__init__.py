@@ -12,6 +12,8 @@ or from a program::
     print(report.render())
 
 The old place is only read. Old and new may be one database, one Redis, one folder: the names in it differ.
+
+`copy_users` (on the command line `--this-release`) takes users from one store of this release to another.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rag_wiki.migrate.carry import migrate
+    from rag_wiki.migrate.copying import copy_users
     from rag_wiki.migrate.report import DocumentNote, MigrationReport
 
-__all__ = ["DocumentNote", "MigrationReport", "migrate"]
+__all__ = ["DocumentNote", "MigrationReport", "copy_users", "migrate"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from rag_wiki.migrate.carry import migrate
 
         return migrate
+    if name == "copy_users":
+        from rag_wiki.migrate.copying import copy_users
+
+        return copy_users
     if name in __all__:
         from rag_wiki.migrate import report
 

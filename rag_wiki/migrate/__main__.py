@@ -23,6 +23,7 @@ examples:
   python -m rag_wiki.migrate sqlite:///rag_wiki.db sqlite:///new.db --dry-run
   python -m rag_wiki.migrate sqlite:///rag_wiki.db sqlite:///rag_wiki.db --chunks wiki --wiki-save-dir wiki
   python -m rag_wiki.migrate redis://localhost/0 postgresql://app@db/app --embeddings ollama:nomic-embed-text
+  python -m rag_wiki.migrate sqlite:///wiki.db postgresql://app@db/app --this-release
 
 Stop the application first. The old place is only read; running this again adds what is missing. What was removed from
 the new place since an earlier run stays away (--bring-back brings it). Who was forgotten in the new place is still in
@@ -47,8 +48,12 @@ def main(argv: list[str] | None = None) -> int:
         The exit code.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    options = _parser(as_json="--json" in arguments).parse_args(arguments)
-    progress = _Progress(sys.stderr)
+    parser = _parser(as_json="--json" in arguments)
+    options = parser.parse_args(arguments)
+    for name in ("embeddings", "embedding_name", "overwrite"):
+        if options.this_release and getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} has no meaning with --this-release: users are copied as they are")
+    progress = _Progress(sys.stderr, "users" if options.this_release else "records")
     try:
         report = _carried(options, progress)
     except KeyboardInterrupt:
@@ -65,8 +70,19 @@ def main(argv: list[str] | None = None) -> int:
 def _carried(options: argparse.Namespace, progress: _Progress) -> MigrationReport:
     from rag_wiki.config import RagWikiRetrieverConfig
     from rag_wiki.migrate.carry import MismatchError, migrate
+    from rag_wiki.migrate.copying import copy_users
 
     try:
+        if options.this_release:
+            return copy_users(
+                options.old,
+                options.new,
+                old_chunks=options.chunks,
+                new_chunks=options.wiki_save_dir,
+                dry_run=options.dry_run,
+                bring_back=options.bring_back,
+                on_progress=None if options.quiet else progress,
+            )
         return migrate(
             options.old,
             options.new,
@@ -131,6 +147,12 @@ def _parser(*, as_json: bool) -> argparse.ArgumentParser:
         "others are made; without it, reindex() makes them later",
     )
     parser.add_argument("--embedding-name", metavar="NAME", help="the embedding_name of your settings, if you set one")
+    parser.add_argument(
+        "--this-release",
+        action="store_true",
+        help="OLD is of this release, too, and may be postgresql://…: its users go to another store as they are; "
+        "--chunks is its wiki_save_dir",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what the new place has in another form")
     parser.add_argument(
         "--bring-back", action="store_true", help="bring what was removed from the new place since an earlier run, too"
@@ -165,16 +187,7 @@ def _embeddings(name: str) -> Embeddings:
 
 
 def _told(report: MigrationReport, options: argparse.Namespace) -> str:
-    lines = [report.render(), ""]
-    if report.chunks and options.wiki_save_dir is None and options.chunks is not None:
-        lines.append(
-            "Chunks are beside the state, where a retriever without wiki_save_dir looks. If your settings have one, "
-            "run this again with --wiki-save-dir."
-        )
-    if report.chunks and options.chunks is None:
-        lines.append("Chunks were split from the contents. If 0.2 had a wiki_save_dir, --chunks brings its own.")
-    if options.embeddings is None and report.chunks:
-        lines.append("Vectors wait for the model: give it with --embeddings, or call reindex() for each user.")
+    lines = [report.render(), "", *([] if options.this_release else _left_to_do(report, options))]
     if report.removed:
         lines.append("What was removed from the new place is still in the old one: remove it there, too.")
     if report.dry_run:
@@ -186,13 +199,29 @@ def _told(report: MigrationReport, options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
+def _left_to_do(report: MigrationReport, options: argparse.Namespace) -> list[str]:
+    """What the arguments left for later."""
+    lines = []
+    if report.chunks and options.wiki_save_dir is None and options.chunks is not None:
+        lines.append(
+            "Chunks are beside the state, where a retriever without wiki_save_dir looks. If your settings have one, "
+            "run this again with --wiki-save-dir."
+        )
+    if report.chunks and options.chunks is None:
+        lines.append("Chunks were split from the contents. If 0.2 had a wiki_save_dir, --chunks brings its own.")
+    if options.embeddings is None and report.chunks:
+        lines.append("Vectors wait for the model: give it with --embeddings, or call reindex() for each user.")
+    return lines
+
+
 class _Progress:
     """One line on a terminal, or a line now and then elsewhere."""
 
     _every_seconds = 5.0
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: TextIO | None, what: str) -> None:
         self._stream = stream
+        self._what = what
         self._on_terminal = stream is not None and stream.isatty()
         self._began = self._told = time.monotonic()
         self._is_open = False
@@ -205,7 +234,7 @@ class _Progress:
         self._told = now
         start, end = ("\r", "") if self._on_terminal else ("", "\n")
         rate = done / max(now - self._began, 1e-9)
-        self._write(f"{start}{done:,} of {total:,} records ({rate:,.0f} a second){end}")
+        self._write(f"{start}{done:,} of {total:,} {self._what} ({rate:,.0f} a second){end}")
         self._is_open = self._on_terminal
 
     def end(self) -> None:

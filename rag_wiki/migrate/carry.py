@@ -22,7 +22,7 @@ from rag_wiki.migrate.older_state import Damaged, Listed, OlderState
 from rag_wiki.migrate.places import (
     OldPlace,
     StorePlace,
-    check_folder,
+    chunk_store_of,
     look_at,
     open_new,
     open_old,
@@ -33,7 +33,6 @@ from rag_wiki.migrate.report import DocumentNote, MigrationReport
 from rag_wiki.migrate.vectors import Model
 from rag_wiki.migrate.write import Writer
 from rag_wiki.saving import split_sections, splitter_of
-from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkHits, ChunkStore, new_copy_id
 from rag_wiki.storage.records import check_doc_id, check_user_id, join_halves
 
@@ -122,7 +121,7 @@ def migrate(
             source = open_old(old, new=new, dry_run=dry_run)
         stack.callback(source.close)
         files = None if old_chunks is None else OlderChunks(old_chunks)
-        chunks, where = _chunk_store(settings.wiki_save_dir if new_chunks is None else new_chunks, target.store)
+        chunks, where = chunk_store_of(settings.wiki_save_dir if new_chunks is None else new_chunks, target.store)
         model = None if embedding_model is None else Model(embedding_model, settings)
         report = MigrationReport(
             old=source.shown,
@@ -157,16 +156,6 @@ def migrate(
     if report.mismatches:
         raise MismatchError(report)
     return report
-
-
-def _chunk_store(given: str | Path | ChunkStore | None, store: StateStore) -> tuple[ChunkStore, str]:
-    """Where chunks are to be, and in words."""
-    if given is None:
-        return store.chunk_store, "beside the state"
-    if isinstance(given, ChunkStore):
-        return given, "in the chunk store handed in"
-    check_folder(Path(given))
-    return ChunkStore(given), f"in {given}"
 
 
 def _kept(brought: Brought) -> None:

@@ -16,6 +16,7 @@ from rag_wiki.errors import ConfigurationError, RagWikiError, StorageError
 from rag_wiki.migrate.older_state import OlderRedis, OlderSQLite, OlderState, redis_client
 from rag_wiki.migrate.sqlite_file import has_table
 from rag_wiki.storage.base import StateStore
+from rag_wiki.storage.chunk_store import ChunkStore
 
 if TYPE_CHECKING:
     import redis
@@ -25,6 +26,9 @@ __all__ = [
     "OldPlace",
     "StorePlace",
     "check_folder",
+    "chunk_store_of",
+    "holds_store",
+    "is_same_place",
     "look_at",
     "open_new",
     "open_old",
@@ -181,21 +185,34 @@ def _writes_to(new: object, path: Path) -> bool:
     Raises:
         ConfigurationError: It is, under another name. SQLite would keep two logs for it, and lose what is in one.
     """
-    # It can only be this store where its module was imported; to import it here would need the extra.
-    module = sys.modules.get("rag_wiki.storage.sqlite")
-    try:
-        if module is not None and isinstance(new, module.SQLiteStateStore):
-            # What it would tell a process that is to open the same one.
-            new = new.__reduce__()[1][0]
-        target = sqlite_path(new, to_write=True)
-    except StorageError:
-        return False
+    target = _sqlite_file(new)
     if target is None or not (target.exists() and path.exists() and target.samefile(path)):
         return False
     if target.resolve() != path.resolve():
         msg = f"{str(path)!r} and {str(target)!r} are hard links to one file: give one of the names for both places"
         raise ConfigurationError(msg)
     return True
+
+
+def _sqlite_file(place: object) -> Path | None:
+    """The file that a store of this release, or a place for one, is in."""
+    # It can only be this store where its module was imported; to import it here would need the extra.
+    module = sys.modules.get("rag_wiki.storage.sqlite")
+    try:
+        if module is not None and isinstance(place, module.SQLiteStateStore):
+            # What it would tell a process that is to open the same one.
+            place = place.__reduce__()[1][0]
+        return sqlite_path(place, to_write=True)
+    except StorageError:
+        return None
+
+
+def is_same_place(one: object, other: object) -> bool:
+    """Whether two places for a store are one, as far as their names tell."""
+    files = _sqlite_file(one), _sqlite_file(other)
+    if files[0] is not None and files[1] is not None:
+        return all(file.exists() for file in files) and files[0].samefile(files[1])
+    return one is other or (isinstance(one, str) and one == other)
 
 
 def _redis_url(url: str) -> str:
@@ -240,6 +257,33 @@ def _redis_store(client: Any) -> StateStore:
     from rag_wiki.storage.redis_store import RedisStateStore
 
     return RedisStateStore(client)
+
+
+def chunk_store_of(given: str | Path | ChunkStore | None, store: StateStore) -> tuple[ChunkStore, str]:
+    """Where the chunks of a store's users are, and in words.
+
+    Args:
+        given: A `wiki_save_dir`, or a chunk store; `None` for beside the state.
+        store: Where the state is.
+
+    Raises:
+        ConfigurationError: It is no folder to make files in.
+        StorageError: We may not make files there.
+    """
+    if given is None:
+        return store.chunk_store, "beside the state"
+    if isinstance(given, ChunkStore):
+        return given, "in the chunk store handed in"
+    check_folder(Path(given))
+    return ChunkStore(given), f"in {given}"
+
+
+def holds_store(place: object) -> bool:
+    """Whether there is a store of this release in a place; nothing is made there to find out."""
+    path = _sqlite_file(place)
+    if path is not None:
+        return path.is_file() and has_table(path, "rag_wiki_schema")
+    return look_at(place)
 
 
 def look_at(place: object) -> bool:

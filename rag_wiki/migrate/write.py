@@ -28,7 +28,7 @@ from rag_wiki.storage.records import (
     UserView,
 )
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "are_equal"]
 
 _COPY_FIELDS = ("copy_id", "chunk_count", "content_source")
 _TEXT_FIELDS = ("retrieved", "retrieved_seen", "retrieved_chars")
@@ -308,7 +308,7 @@ class Writer:
             return ["its chunks are not there"]
         names = ("indices", "texts", "sections", "embedding", "without_vector")
         wrong = [f"chunks: {name}" for name in names if getattr(copy, name) != getattr(item.copy, name)]
-        wrong += [] if _are_equal(copy, item.copy) else ["chunks: vectors"]
+        wrong += [] if are_equal(copy, item.copy) else ["chunks: vectors"]
         wrong += [] if self._chunks.place.hits(user_id, doc_id, copy_id) == item.hits else ["chunks: hits"]
         return wrong
 
@@ -355,7 +355,7 @@ def _told(text: RetrievedText) -> tuple[str, str, int | None]:
     return text.digest, text.text, text.chunk_index
 
 
-def _are_equal(one: ChunkCopy, other: ChunkCopy) -> bool:
+def are_equal(one: ChunkCopy, other: ChunkCopy) -> bool:
     """Whether two copies have the same vectors."""
     if one.vectors is None or other.vectors is None:
         return one.vectors is other.vectors

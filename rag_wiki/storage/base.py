@@ -242,13 +242,11 @@ class StateStore(ABC):
 
         These bear the id that their stored key was made of (the key itself, where that is a hash).
         """
-        users, unreadable = list[str](), dict[str, CorruptDataError]()
-        for found in self._active_users():
-            if isinstance(found, UnreadableUser):
-                unreadable[_id_of(found.key)] = found.error
-            else:
-                users.append(found)
-        return sorted(users), unreadable
+        return _told_apart(self._active_users())
+
+    def all_users(self) -> tuple[list[str], dict[str, CorruptDataError]]:
+        """Everybody of whom something is kept, as `active_users` names them."""
+        return _told_apart(self._all_users())
 
     def revision(self, user_id: str) -> int:
         """Moves whenever what the user saved, or how it is served, changes; 0 for a user of whom nothing is kept."""
@@ -638,6 +636,10 @@ class StateStore(ABC):
         """The ids (not keys) of users with a saved document, in any order; the key of one whose id can't be read."""
 
     @abstractmethod
+    def _all_users(self) -> Iterable[str | UnreadableUser]:
+        """Everybody who has a record, or counters, as `_active_users` names them; they may be removed meanwhile."""
+
+    @abstractmethod
     def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:
         """The users with a record of a document, as `_active_users` names them; they may be removed meanwhile."""
 
@@ -713,6 +715,17 @@ def _view(
         else:
             found[record.doc_id] = record
     return UserView(user_id, clocks, user.revision, found, user.saved)
+
+
+def _told_apart(found: Iterable[str | UnreadableUser]) -> tuple[list[str], dict[str, CorruptDataError]]:
+    """The users, sorted; and those whose id can't be read back, with the error."""
+    users, unreadable = list[str](), dict[str, CorruptDataError]()
+    for user in found:
+        if isinstance(user, UnreadableUser):
+            unreadable[_id_of(user.key)] = user.error
+        else:
+            users.append(user)
+    return sorted(users), unreadable
 
 
 def _stand_in(stored: StoredDocument, user_id: str, doc_id: str) -> UserDocRecord:

@@ -191,6 +191,10 @@ class MemoryStateStore(StateStore):
         with self._lock:
             return [user.counters.user_id for user in self._users.values() if user.counters.saved > 0]
 
+    def _all_users(self) -> Iterable[str]:
+        with self._lock:
+            return [user.counters.user_id for user in self._users.values()]
+
     def _users_with(self, doc_key: str) -> Iterable[str]:
         with self._lock:
             return [user.counters.user_id for user in self._users.values() if doc_key in user.documents]

@@ -563,15 +563,23 @@ class RedisStateStore(StateStore):
                     yield read_user_id(_text(user_key), user_id)
 
     def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:
+        return self._users_where(lambda pipeline, keys: pipeline.hexists(keys.docs, doc_key))
+
+    def _all_users(self) -> Iterable[str | UnreadableUser]:
+        # A list is written before and after what it lists: who is on it may be nobody yet, or nobody any more.
+        return self._users_where(lambda pipeline, keys: pipeline.exists(keys.user))
+
+    def _users_where(self, ask: Callable[[Any, _Keys], object]) -> Iterator[str | UnreadableUser]:
+        """Those on the lists of whom a question in a pipeline, about their keys, is answered with yes."""
         known = dict[Any, Any]()
         for name in ("met", "users"):
             known |= _ask(self._client.hgetall, f"{self._prefix}:{name}")
         for batch in _batches(known.items()):
             pipeline = self._client.pipeline(transaction=False)
             for user_key, _ in batch:
-                pipeline.hexists(self._keys(_text(user_key)).docs, doc_key)
-            for (user_key, user_id), knows in zip(batch, pipeline.execute(), strict=True):
-                if knows:
+                ask(pipeline, self._keys(_text(user_key)))
+            for (user_key, user_id), is_so in zip(batch, pipeline.execute(), strict=True):
+                if is_so:
                     yield read_user_id(_text(user_key), user_id)
 
     def _forget(self, user_key: str) -> ForgottenUser:

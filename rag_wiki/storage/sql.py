@@ -628,6 +628,11 @@ class SQLStateStore(StateStore):
         with self._database.reading() as connection:
             return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
 
+    def _all_users(self) -> Iterable[str | UnreadableUser]:
+        query = sa.select(users_table.c.user_key, users_table.c.user_id)
+        with self._database.reading() as connection:
+            return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
+
     def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:
         knows = sa.select(documents_table.c.user_key).where(documents_table.c.doc_key == doc_key)
         query = sa.select(users_table.c.user_key, users_table.c.user_id).where(users_table.c.user_key.in_(knows))

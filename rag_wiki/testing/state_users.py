@@ -42,7 +42,7 @@ def _claim(store: StateStore, now: datetime, _worker: int) -> bool:
 
 
 class UserPromises:
-    """`list_active_users`, `forget_user`, `purge`, `job_time` and `claim_job`."""
+    """`list_active_users`, `all_users`, `forget_user`, `purge`, `job_time` and `claim_job`."""
 
     def test_active_users_have_a_saved_document(self, store: StateStore) -> None:
         """Active are the users with a CLAIMED or PINNED document now, sorted, each once."""
@@ -69,6 +69,26 @@ class UserPromises:
         store.upsert(a_record("forgotten", user_state=DocumentState.PINNED))
         assert store.list_active_users() == ["Zoe", "bob", "forgotten", "zoe"]
         assert store.active_users() == (["Zoe", "bob", "forgotten", "zoe"], {})
+
+    def test_all_users_are_those_of_whom_something_is_kept(self, store: StateStore) -> None:
+        """Saved or only met, sorted, each once; who was forgotten is not among them."""
+        assert store.all_users() == ([], {})
+        for user_id, state in (
+            ("zoe", DocumentState.CLAIMED),
+            ("met", DocumentState.SURFACED),
+            ("left", DocumentState.DEMOTED),
+            ("forgotten", DocumentState.PINNED),
+            ("unmet", DocumentState.SUGGESTED),
+        ):
+            store.upsert(a_record(user_id, user_state=state))
+        store.upsert(a_record("met", "another"))
+        store.forget_user("forgotten")
+        store.forget_user("unmet")
+        assert store.all_users() == (["left", "met", "zoe"], {})
+
+        for user_id in AWKWARD_IDS:
+            store.upsert(a_record(user_id))
+        assert store.all_users() == (sorted({*AWKWARD_IDS, "left", "met", "zoe"}), {})
 
     def test_awkward_active_users_are_named_as_they_are(self, store: StateStore) -> None:
         """The ids of active users come back as they were given, whatever they hold."""

@@ -29,6 +29,7 @@ from rag_wiki.lifecycle.decay_engine import apply_decay, decay_score
 
 CHUNKS = [{"chunk_index": index, "text": f"chunk {index}", "vector": [1.0, float(index)]} for index in range(4)]
 MOMENT = timedelta(microseconds=1)
+LONG_AGO = START - timedelta(days=11)
 
 
 def saved(doc_id: str = "pods", **values: Any) -> UserDocRecord:
@@ -284,6 +285,62 @@ def test_hold_days_are_settings(decaying: Decaying) -> None:
     decaying.keep(dying("down"), hits=[])
     states = {result.doc_id: result.new_state for result in engine.run_for_user("ada")}
     assert states == {"up": DocumentState.PINNED, "down": DocumentState.DEMOTED}
+
+
+def test_what_rested_too_long_goes_however_often_it_was_used(state_store: StateStore) -> None:
+    """`max_idle_days` lets go of a document that its score would keep for ever; the history says so."""
+    decaying = Decaying(state_store, DecayConfig(max_idle_days=90))
+    decaying.keep(saved(explicit_signal=1.0))
+
+    decaying.clock.now = START + timedelta(days=90) - MOMENT
+    assert decaying.run().new_state is DocumentState.CLAIMED
+    decaying.clock.now += MOMENT
+    result = decaying.run()
+
+    assert (result.old_state, result.new_state) == (DocumentState.CLAIMED, DocumentState.DEMOTED)
+    assert result.new_score > 0.5
+    assert decaying.chunk_texts() == []
+    assert decaying.record().full_content is None
+    (event,) = state_store.history("ada", "pods")
+    assert (event.what, event.why) == ("demoted", "not fetched for 90.0 days, 90 are the most")
+
+
+@pytest.mark.parametrize(
+    ("values", "state"),
+    [
+        ({"last_fetched_at": LONG_AGO}, DocumentState.CLAIMED),
+        ({"cached_at": LONG_AGO}, DocumentState.CLAIMED),
+        ({"last_fetched_at": LONG_AGO, "cached_at": LONG_AGO}, DocumentState.DEMOTED),
+        ({"last_fetched_at": None, "cached_at": LONG_AGO}, DocumentState.DEMOTED),
+        ({"last_fetched_at": None, "cached_at": None}, DocumentState.CLAIMED),
+        (
+            {"last_fetched_at": LONG_AGO, "cached_at": LONG_AGO, "user_state": DocumentState.PINNED},
+            DocumentState.DEMOTED,
+        ),
+        (
+            {
+                "last_fetched_at": LONG_AGO,
+                "cached_at": LONG_AGO,
+                "user_state": DocumentState.PINNED,
+                "pinned_by_user": True,
+            },
+            DocumentState.PINNED,
+        ),
+    ],
+    ids=["saved lately", "fetched lately", "neither", "never fetched", "nobody knows", "pinned", "pinned by the user"],
+)
+def test_a_save_is_use_and_a_pin_of_the_users_rests_as_long_as_it_likes(
+    decaying: Decaying, values: dict[str, Any], state: DocumentState
+) -> None:
+    """Days are counted from the last fetch or save; nothing that the user pinned goes by itself."""
+    engine = DecayEngine(decaying.store, config=DecayConfig(max_idle_days=10), clock=decaying.clock)
+    decaying.keep(saved(explicit_signal=1.0, **values))
+
+    (result,) = engine.run_for_user("ada")
+
+    assert result.new_state is state
+    again = apply_decay(decaying.record(), 0.0, engine.config, decaying.clock())
+    assert again.events == ()
 
 
 def test_the_thresholds_themselves_count(decaying: Decaying) -> None:

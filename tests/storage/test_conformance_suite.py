@@ -256,6 +256,13 @@ class _Crowded(MemoryStateStore):
         return [user.counters.user_id for user in self._users.values()]
 
 
+class _Snobbish(MemoryStateStore):
+    """Knows those alone who saved something."""
+
+    def _all_users(self) -> Iterable[str]:
+        return self._active_users()
+
+
 class _Forgetful(MemoryStateStore):
     """Forgets all users at once."""
 
@@ -317,6 +324,7 @@ STATE_FAULTS: dict[type[MemoryStateStore], str] = {
     _EarlyIdle: "test_what_is_let_go_is_exact_at_the_boundary",
     _Backwards: "test_retrieved_texts_come_back_in_the_order_first_seen",
     _Crowded: "test_active_users_have_a_saved_document",
+    _Snobbish: "test_all_users_are_those_of_whom_something_is_kept",
     _Forgetful: "test_forgetting_leaves_other_users_alone",
     _Remembering: "test_forgetting_leaves_nothing_of_the_user",
     _Reusing: "test_a_revision_never_comes_back",
