@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import document
@@ -41,7 +42,7 @@ IMAGES = "Images are built once and kept in a registry."
 TAX = "Tax is due in spring."
 
 
-def lived_in(store: StateStore, **options: object) -> World:
+def lived_in(store: StateStore, **options: Any) -> World:
     """A world with two users: what ada saved, pinned, removed and declined; and bob, who met it all once."""
     world = World(store=store)
     world.source.documents = [

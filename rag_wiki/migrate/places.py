@@ -209,9 +209,9 @@ def _sqlite_file(place: object) -> Path | None:
 
 def is_same_place(one: object, other: object) -> bool:
     """Whether two places for a store are one, as far as their names tell."""
-    files = _sqlite_file(one), _sqlite_file(other)
-    if files[0] is not None and files[1] is not None:
-        return all(file.exists() for file in files) and files[0].samefile(files[1])
+    first, second = _sqlite_file(one), _sqlite_file(other)
+    if first is not None and second is not None:
+        return first.exists() and second.exists() and first.samefile(second)
     return one is other or (isinstance(one, str) and one == other)
 
 
