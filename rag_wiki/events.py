@@ -186,6 +186,12 @@ THRESHOLD_DOUBTFUL: Final = LogEvent(
     "`similarity_threshold` seems to mean nothing with the model (once)",
     ("threshold", "model"),
 )
+FOCUS_SILENT: Final = LogEvent(
+    "rag_wiki.focus.silent",
+    logging.WARNING,
+    'nothing of what is found counts for many questions in a row (`context="focused"`; once)',
+    ("model",),
+)
 CALIBRATION_UNREADABLE: Final = LogEvent(
     "rag_wiki.calibration.unreadable", logging.WARNING, "a kept calibration can't be read; it is made anew", ("model",)
 )

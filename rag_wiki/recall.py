@@ -588,6 +588,8 @@ class Recall:
                 self.embeddings.reason,
             )
         self._watch_threshold(answer, cache)
+        if focus is not None:
+            self._watch_focus(answer, focus)
         yield from self._announce(call, outcome, cache, answer.findings.fetched)
         call.timings["total"] = (time.perf_counter() - start) * 1000
         provenance = ProvenanceBlock(
@@ -641,6 +643,21 @@ class Recall:
         known = None if model is None else self.relevance.known(self.model_name(model))
         if known is None or self.relevance.calibrate(known, None).problem_with(cache.threshold) is not None:
             self._warn_threshold(f"{problem}; calibrate() tells more")
+
+    def _watch_focus(self, answer: Answer, focus: Focus) -> None:
+        """Say once that nothing of what is found counts: then nothing is ever suggested."""
+        in_vain = self.relevance.focus_watch.note(len(answer.found_ids), len(answer.findings.fetched))
+        model = self.embeddings.model
+        if in_vain and model is not None and self._is_news("focus"):
+            name = self.model_name(model)
+            events.FOCUS_SILENT.log(
+                "context='focused': of what was found for many questions in a row nothing counted. With the embedding "
+                "model %s it scored no more than unrelated texts do (%.2f), so saving will not be suggested; "
+                "calibrate() tells more, context='all' counts all that is found",
+                name,
+                focus.chance,
+                model=name,
+            )
 
     def _warn_threshold(self, problem: str) -> None:
         if not self._is_news("threshold"):

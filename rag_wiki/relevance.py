@@ -27,7 +27,7 @@ from rag_wiki.storage.base import StateStore
 if TYPE_CHECKING:
     from rag_wiki.by_vector import ByVectorRetriever
 
-__all__ = ["ModelGauge", "Relevance", "ThresholdWatch"]
+__all__ = ["FocusWatch", "ModelGauge", "Relevance", "ThresholdWatch"]
 
 _ModelKey: TypeAlias = tuple[str, int]
 
@@ -41,6 +41,8 @@ _ENOUGH_SEARCHES = 20
 _ENOUGH_DOCUMENTS = 4
 _NEARLY_ALL = 0.75
 """The share of saved documents that answer, over so many searches in so many documents, of which one is told."""
+_ENOUGH_IN_VAIN = 20
+"""Questions in a row of whose results nothing counted, of which one is told."""
 _ENOUGH_CHANCES = 20
 _ENOUGH_CHANCED = 3
 """Searches without a hit although the wrapped retriever found a saved document, one of so many."""
@@ -214,6 +216,7 @@ class Relevance:
         self._by_vector: tuple[Embeddings, ByVectorRetriever | None] | None = None
         self.gauge = ModelGauge(store, cache, config.embedding_batch_size, clock)
         self.watch = ThresholdWatch()
+        self.focus_watch = FocusWatch()
 
     @property
     def needs_scores(self) -> bool:
@@ -298,3 +301,21 @@ class ThresholdWatch:
         if enough and not self._some_passed:
             return "no saved document ever passed it, not even those that the wrapped retriever found"
         return None
+
+
+class FocusWatch:
+    """Notices that with `context="focused"` nothing of what the wrapped retriever finds ever counts."""
+
+    def __init__(self) -> None:
+        self._in_vain = 0
+
+    def note(self, found: int, counted: int) -> bool:
+        """Note a question; tells whether nothing has counted for long.
+
+        Args:
+            found: Documents that the wrapped retriever found.
+            counted: How many of them counted as fetched.
+        """
+        if found:
+            self._in_vain = 0 if counted else self._in_vain + 1
+        return self._in_vain >= _ENOUGH_IN_VAIN

@@ -634,3 +634,28 @@ class TestNeighbours:
         retriever = world.retriever(embedding_model=None, expand_neighbours=1)
         (found,) = retriever.invoke("when do they dance")
         assert found.metadata["chunks_used"] == [0, 1, 2]
+
+
+def test_a_source_of_which_nothing_counts_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says once that nothing counted for twenty questions in a row; one that counts begins the row anew."""
+    model = low()
+    retriever = focused(store_of(model).as_retriever(search_kwargs={"k": 4}), model)
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    def ask_in_vain(times: int) -> None:
+        for number in range(times):
+            retriever.invoke(f"chess {number} in general?")
+
+    ask_in_vain(19)
+    assert retriever.documents() == []
+    retriever.invoke(QUESTION)
+    assert [record.doc_id for record in retriever.documents()] == ["hive", "honey"]
+    ask_in_vain(19)
+    assert told() == []
+    ask_in_vain(10)
+
+    (only,) = told()
+    assert "for many questions in a row nothing counted" in only
+    assert "context='all'" in only

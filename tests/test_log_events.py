@@ -219,6 +219,17 @@ def scores_that_tell_nothing(folder: Path) -> None:
     world.retriever(similarity_threshold=0.1).calibrate()
 
 
+@shows("focus.silent")
+def nothing_that_counts(folder: Path) -> None:
+    """In focus, a source that finds nothing but what is unrelated."""
+    model = low()
+    store = InMemoryVectorStore(model)
+    store.add_documents([document("tides", "tides come and go."), document("bees", "bees make honey.")])
+    retriever = World(embeddings=model).retriever(global_retriever=store.as_retriever(), context="focused")
+    for number in range(21):
+        retriever.invoke(f"chess {number} in general?")
+
+
 class OddScores(InMemoryVectorStore):
     """Its scores are no cosines, nor anything that one follows from."""
 
