@@ -202,6 +202,7 @@ def _as_document(item: CachedDocument) -> Document:
     record, copied = item.record, item.found.document.copy
     metadata = {
         **(copy_metadata(copied.metadata) if copied is not None else {}),
+        **(copy_metadata(item.own_metadata) if item.own else {}),
         "doc_id": record.doc_id,
         "doc_title": record.doc_title,
         "doc_path": record.doc_path,

@@ -27,6 +27,7 @@ __all__ = [
     "GlobalDocument",
     "as_id",
     "as_number",
+    "common_metadata",
     "copy_metadata",
     "identify",
     "label",
@@ -76,6 +77,8 @@ class CachedDocument(NamedTuple):
     full_document: bool = False
     reach: int = 0
     """How many chunks beside one that matched are wanted."""
+    own: Sequence[Mapping[str, Any]] = ()
+    """What the source says of each chunk alone; empty where it says nothing."""
 
     @property
     def record(self) -> UserDocRecord:
@@ -111,6 +114,15 @@ class CachedDocument(NamedTuple):
                 runs.append([])
             runs[-1].append(self.parts[hit.position])
         return "\n\n".join([join_texts(run) for run in runs])
+
+    @property
+    def own_metadata(self) -> dict[str, Any]:
+        """What the source says of the chunks used: what they share, and `chunk_metadata` where they differ."""
+        if self.full_document or not self.own:
+            return {}
+        own = [self.own[hit.position] for hit in _in_document_order(self.found)]
+        shared = common_metadata(own)
+        return shared if all(len(values) == len(shared) for values in own) else {**shared, "chunk_metadata": own}
 
     @property
     def hits(self) -> list[ChunkHit]:
@@ -268,6 +280,16 @@ def _copied(document: Document, metadata: dict[str, Any]) -> Document:
         own = {**document.__dict__, **(document.model_extra or {})}
         added = copy_metadata({name: value for name, value in own.items() if name != "metadata"})
     return document.model_copy(update={**added, "metadata": metadata})
+
+
+def common_metadata(all_metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of some metadata say alike."""
+    if not all_metadata:
+        return {}
+    first, *others = all_metadata
+    return {
+        name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)
+    }
 
 
 def copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

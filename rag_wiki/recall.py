@@ -538,7 +538,8 @@ class Recall:
                 )
                 found.withhold(hit.document, "copy unreadable")
             else:
-                cached.append(CachedDocument(hit, parts, reach=self.config.expand_neighbours))
+                reach = self.config.expand_neighbours
+                cached.append(CachedDocument(hit, parts.texts, reach=reach, own=parts.metadata))
         return cached
 
     def _names_copy(self, before: UserDocRecord) -> bool:

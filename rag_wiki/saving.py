@@ -36,11 +36,13 @@ from rag_wiki.lifecycle.decay_engine import pin
 from rag_wiki.lifecycle.kept_texts import current_texts, source_version
 from rag_wiki.lifecycle.state_machine import describe, move
 from rag_wiki.observing import Cause, observations_of
+from rag_wiki.pieces import common_metadata
 from rag_wiki.search.embedding import check_vectors, fingerprint
 from rag_wiki.steps import Procedure, Step, blocking, call_user
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_places import PendingFile
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, new_copy_id
+from rag_wiki.storage.codec import dump_json
 from rag_wiki.storage.records import (
     DocumentEvent,
     DocumentState,
@@ -54,11 +56,14 @@ from rag_wiki.texts import flat, holds, join_texts
 __all__ = ["DocumentLoader", "SaveOrder", "Saver", "split_sections", "splitter_of"]
 
 LoadedContent: TypeAlias = str | Document | None
+_Passages: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]
 DocumentLoader: TypeAlias = Callable[[UserDocRecord], LoadedContent | Awaitable[LoadedContent]]
 """Gives the text of a document, or `None`; plain or async."""
 
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t](.*)$", re.MULTILINE)
 _LONGEST_SECTION = 200
+_LONGEST_VALUE = 500
+"""Characters, as JSON, of what is kept of one chunk alone: its page, say, and not the vector that a filter left."""
 _OF_ONE_CHUNK = {
     "doc_id",
     "doc_title",
@@ -128,6 +133,7 @@ class _Draft(NamedTuple):
     indices: tuple[int, ...]
     sections: tuple[str | None, ...]
     metadata: Mapping[str, Any]
+    chunk_metadata: tuple[Mapping[str, Any], ...]
     version: str | None
 
 
@@ -312,26 +318,29 @@ class Saver:
             msg = f"the content of document {record.doc_id!r} for user {record.user_id!r} gives no chunk with text"
             raise InvalidDocumentError(msg)
         seen = pieces or self._current_texts(record)
-        metadata = _common_metadata([piece.metadata for piece in seen]) if seen else self._metadata_of_copy(record)
+        metadata, passages = _metadata_of(seen) if seen else self._metadata_of_copy(record)
         return _Draft(
             record=record,
             content=content,
             texts=texts,
             indices=indices,
             sections=split_sections(content.text, texts),
-            metadata={name: value for name, value in metadata.items() if name not in _OF_ONE_CHUNK},
+            metadata=metadata,
+            chunk_metadata=_own_metadata(texts, passages),
             version=self._version(record, content, seen),
         )
 
-    def _metadata_of_copy(self, record: UserDocRecord) -> Mapping[str, Any]:
-        """The metadata of the copy that is about to be replaced."""
+    def _metadata_of_copy(self, record: UserDocRecord) -> tuple[Mapping[str, Any], _Passages]:
+        """`_metadata_of` the copy that is about to be replaced."""
         if record.copy_id is None:
-            return {}
+            return {}, []
         try:
-            copy = self._chunks.load_copy(record.user_id, record.doc_id, record.copy_id, texts=False, vectors=False)
+            copy = self._chunks.load_copy(record.user_id, record.doc_id, record.copy_id, vectors=False)
         except CorruptDataError:
-            return {}
-        return {} if copy is None else copy.metadata
+            return {}, []
+        if copy is None:
+            return {}, []
+        return copy.metadata, list(zip(copy.texts or (), copy.chunk_metadata, strict=False))
 
     def _current_texts(self, record: UserDocRecord) -> Sequence[RetrievedText]:
         texts = self._store.retrieved_texts(record.user_id, record.doc_id)
@@ -366,6 +375,7 @@ class Saver:
             sections=draft.sections,
             embedding=self.fingerprint(embeddings),
             metadata=draft.metadata,
+            chunk_metadata=draft.chunk_metadata,
         )
         readable: PendingFile | None = None
         try:
@@ -584,11 +594,26 @@ def split_sections(content: str, texts: Sequence[str]) -> tuple[str | None, ...]
     return tuple(sections)
 
 
-def _common_metadata(all_metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all retrieved chunks of a document say alike."""
-    if not all_metadata:
-        return {}
-    first, *others = all_metadata
-    return {
-        name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)
-    }
+def _metadata_of(pieces: Sequence[RetrievedText]) -> tuple[Mapping[str, Any], _Passages]:
+    """What all retrieved passages of a document say alike, and each passage with what it says besides."""
+    told = [{name: value for name, value in piece.metadata.items() if name not in _OF_ONE_CHUNK} for piece in pieces]
+    common = common_metadata(told)
+    return common, [
+        (
+            piece.text,
+            {
+                name: value
+                for name, value in own.items()
+                if name not in common and len(dump_json(value)) <= _LONGEST_VALUE
+            },
+        )
+        for piece, own in zip(pieces, told, strict=True)
+    ]
+
+
+def _own_metadata(texts: Sequence[str], passages: _Passages) -> tuple[Mapping[str, Any], ...]:
+    """What the passage that each chunk lies in says of itself; nothing where none of them says anything."""
+    telling = [(flat(text), own) for text, own in passages if own]
+    if not telling:
+        return ()
+    return tuple(next((own for passage, own in telling if holds(passage, shown)), {}) for shown in map(flat, texts))

@@ -88,10 +88,10 @@ class CopyJudge:
     def _parts(self, user_id: str, document: IndexedDocument) -> Sequence[str]:
         """The texts of a copy's chunks."""
         name = copy_name(document.record)
-        parts = self._cache.texts(self._chunks, user_id, [name]).get(name[0], ())
+        parts = self._cache.texts(self._chunks, user_id, [name]).get(name[0])
         if isinstance(parts, CorruptDataError):
             raise parts
-        return parts
+        return () if parts is None else parts.texts
 
     def _is_another_part(
         self, user_id: str, item: GlobalDocument, document: IndexedDocument, parts: Sequence[str]

@@ -514,6 +514,82 @@ def test_two_who_accept_together_save_one_set_of_chunks(state_store: StateStore)
     assert found.metadata["chunks_used"] == [0, 1, 2]
 
 
+# -- metadata
+
+PAGES = [
+    document("pods", "Pods run containers.", page=1, author="Ada", chunk_index=0),
+    document("pods", "Pods share a network.", page=2, author="Ada", chunk_index=1),
+    document("pods", "Pods share it all.", page=2, author="Ada", chunk_index=2, embedded=[0.25] * 384),
+]
+"""What a loader of a book shows of it; a filter left a vector in the last one."""
+
+
+class Directions(TableEmbeddings):
+    """One question matches the first page, another the second one's passages, a third all there is."""
+
+    def __init__(self) -> None:
+        tables = {"containers": [1, 0, 0], "share": [0, 1, 0], "all pods": [1, 1, 1], "Pods, in": [0, 0, 1]}
+        super().__init__(tables)
+
+
+def shelved(world: World, **options: Any) -> RagWikiRetriever:
+    """A retriever whose user met the pages; the source shows nothing from then on."""
+    retriever = world.retriever(similarity_threshold=0.5, local_top_k=4, **options)
+    world.shows(*PAGES)
+    retriever.invoke("an introduction")
+    world.shows()
+    return retriever
+
+
+def test_a_chunk_keeps_its_page(state_store: StateStore) -> None:
+    """What all chunks used share is in the metadata as in the source's; where they differ, each one's is in a list."""
+    retriever = shelved(World(state_store, Directions()))
+    retriever.accept_suggestion("pods")
+
+    (first,) = retriever.invoke("containers?")
+    (second,) = retriever.invoke("who has to share?")
+    (both,) = retriever.invoke("all pods?")
+
+    assert (first.metadata["page"], first.metadata["author"]) == (1, "Ada")
+    assert (second.metadata["chunks_used"], second.metadata["page"]) == ([1, 2], 2)
+    assert both.metadata["chunks_used"] == [0, 1, 2]
+    assert both.metadata["chunk_metadata"] == [{"page": 1}, {"page": 2}, {"page": 2}]
+    assert "page" not in both.metadata
+    assert both.metadata["author"] == "Ada"
+    assert not {"chunk_metadata", "embedded"} & (first.metadata.keys() | second.metadata.keys())
+    first.metadata["page"] = both.metadata["chunk_metadata"][0]["page"] = 99
+    assert retriever.invoke("containers?")[0].metadata["page"] == 1
+
+
+def test_a_text_of_ones_own_finds_its_pages(state_store: StateStore) -> None:
+    """Chunks of a text that was given have the page of the passage that they lie in, also after `reindex()`."""
+    world = World(state_store, Directions())
+    retriever = shelved(world, text_splitter=Paragraphs())
+    text = "\n\n".join(["Pods, in short.", *(page.page_content for page in PAGES)])
+    retriever.accept_suggestion("pods", full_content=text)
+    assert retriever.invoke("containers?")[0].metadata["page"] == 1
+
+    other = Directions()
+    other.model = "another"
+    later = world.retriever(similarity_threshold=0.5, embedding_model=other, text_splitter=Paragraphs())
+    assert later.reindex() == ["pods"]
+
+    (found,) = later.invoke("containers?")
+    (whole,) = later.invoke("all pods?")
+    assert (found.metadata["page"], found.metadata["author"]) == (1, "Ada")
+    assert whole.metadata["chunk_metadata"][:2] == [{}, {"page": 1}]
+
+
+def test_a_document_that_answers_with_all_of_it_has_no_page(state_store: StateStore) -> None:
+    """The whole text is of no single page."""
+    retriever = shelved(World(state_store, Directions()))
+    retriever.accept_suggestion("pods")
+    retriever.set_always_full_doc("pods", True)
+    (found,) = retriever.invoke("containers?")
+    assert found.metadata["full_doc_injected"]
+    assert not {"page", "chunk_metadata"} & found.metadata.keys()
+
+
 # -- readable copies
 
 

@@ -191,7 +191,7 @@ def _differences(one: _Document, other: _Document) -> list[str]:
     if (one.copy is None) != (other.copy is None):
         wrong.append("chunks")
     elif one.copy is not None and other.copy is not None:
-        parts = ("indices", "texts", "sections", "embedding", "metadata", "without_vector")
+        parts = ("indices", "texts", "sections", "embedding", "metadata", "without_vector", "chunk_metadata")
         wrong += [f"chunks: {name}" for name in parts if getattr(one.copy, name) != getattr(other.copy, name)]
         wrong += [] if are_equal(one.copy, other.copy) else ["chunks: vectors"]
     return wrong + ([] if one.hits == other.hits else ["chunks: hits"])

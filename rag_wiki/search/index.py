@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,20 @@ class IndexedDocument(NamedTuple):
     def stop(self) -> int:
         """The row after its last."""
         return self.start + (len(self.copy.indices) if self.copy is not None and self.problem is None else 0)
+
+
+class CopyTexts(NamedTuple):
+    """What the chunks of a copy say, and what is said of them."""
+
+    texts: tuple[str, ...]
+    metadata: tuple[Mapping[str, Any], ...] = ()
+    """Of each chunk alone; empty where there is none."""
+
+    @property
+    def nbytes(self) -> int:
+        """About how much room it takes."""
+        values = sum(128 + len(str(value)) for own in self.metadata for value in own.values())
+        return sum(len(text) for text in self.texts) * 2 + 64 * len(self.texts) + values
 
 
 class DocumentHits(NamedTuple):
@@ -330,7 +344,7 @@ class IndexCache:
         self._pauses: dict[tuple[str, str, int], _Pause] = {}
         """For the indexes that lack a copy: a folder may be away for a moment."""
         self._indexes: OrderedDict[tuple[str, str, int], UserIndex] = OrderedDict()
-        self._texts: OrderedDict[tuple[str, str, str], tuple[str, ...]] = OrderedDict()
+        self._texts: OrderedDict[tuple[str, str, str], CopyTexts] = OrderedDict()
         self._text_bytes = 0
         self._held: Counter[str] = Counter()
         """How many indexes and texts of each user are here."""
@@ -411,12 +425,12 @@ class IndexCache:
 
     def texts(
         self, chunks: ChunkStore, user_id: str, wanted: Sequence[tuple[str, str]]
-    ) -> dict[str, tuple[str, ...] | CorruptDataError]:
+    ) -> dict[str, CopyTexts | CorruptDataError]:
         """The texts of copies' chunks, by document id, for (document id, copy id); those not here are read together.
 
         A copy that can't be read back comes as its error; one that is gone is not in it.
         """
-        found: dict[str, tuple[str, ...] | CorruptDataError] = {}
+        found: dict[str, CopyTexts | CorruptDataError] = {}
         with self._lock:
             for doc_id, copy_id in wanted:
                 texts = self._texts.get((user_id, doc_id, copy_id))
@@ -428,15 +442,15 @@ class IndexCache:
             if isinstance(copy, CorruptDataError):
                 found[doc_id] = copy
             elif copy is not None and copy.texts is not None:
-                found[doc_id] = copy.texts
-                self._keep_texts((user_id, doc_id, missing[doc_id]), copy.texts)
+                texts = found[doc_id] = CopyTexts(copy.texts, copy.chunk_metadata)
+                self._keep_texts((user_id, doc_id, missing[doc_id]), texts)
         return found
 
-    def _keep_texts(self, key: tuple[str, str, str], texts: tuple[str, ...]) -> None:
+    def _keep_texts(self, key: tuple[str, str, str], texts: CopyTexts) -> None:
         with self._lock:
             if key not in self._texts:
                 self._texts[key] = texts
-                self._text_bytes += _bytes_of(texts)
+                self._text_bytes += texts.nbytes
                 self._held[key[0]] += 1
             while self._text_bytes > self.max_text_bytes and len(self._texts) > 1:
                 self._drop_texts(next(iter(self._texts)))
@@ -486,7 +500,7 @@ class IndexCache:
 
     def _drop_texts(self, key: tuple[str, str, str]) -> None:
         self._count_out(key[0])
-        self._text_bytes -= _bytes_of(self._texts.pop(key))
+        self._text_bytes -= self._texts.pop(key).nbytes
 
     def _count_out(self, user_id: str) -> None:
         self._held[user_id] -= 1
@@ -520,10 +534,6 @@ def shared_cache(chunks: ChunkStore, max_bytes: int) -> IndexCache:
     The largest `max_bytes` that any of them asks for counts.
     """
     return _caches.of(chunks, max_bytes)
-
-
-def _bytes_of(texts: Sequence[str]) -> int:
-    return sum(len(text) for text in texts) * 2 + 64 * len(texts)
 
 
 def _of_one_moment(

@@ -96,6 +96,8 @@ class ChunkCopy:
     """The source's own metadata, in JSON types."""
     without_vector: tuple[int, ...] = ()
     """Positions whose row in `vectors` is a stand-in of zeros."""
+    chunk_metadata: tuple[Mapping[str, Any], ...] = ()
+    """What the source says of each chunk alone (its page, say), in JSON types; empty where it says nothing."""
 
     def section(self, position: int) -> str | None:
         """The heading of the chunk at a position."""
@@ -125,6 +127,7 @@ def encode_copy(user_id: str, doc_id: str, copy: ChunkCopy) -> StoredCopy:
         "embedding": copy.embedding,
         "metadata": dict(copy.metadata),
         "without_vector": list(copy.without_vector),
+        "chunk_metadata": [dict(own) for own in copy.chunk_metadata],
         "texts_crc": zlib.crc32(texts.encode("ascii")),
         "vectors_crc": zlib.crc32(vectors),
     }
@@ -168,6 +171,8 @@ def decode_copy(user_id: str, doc_id: str, stored: StoredCopy) -> ChunkCopy:
             embedding=header["embedding"],
             metadata=header["metadata"],
             without_vector=tuple(header["without_vector"]),
+            # Copies of before there was such a thing have none.
+            chunk_metadata=tuple(header.get("chunk_metadata", ())),
         )
     except UNREADABLE as error:
         msg = f"stored {what} can't be read back: {error!r}; refresh the document to save it anew"
@@ -180,6 +185,7 @@ def _check_header(header: Mapping[str, Any]) -> None:
         ("indices", {*map(type, header["indices"])}, {int}),
         ("sections", {*map(type, header["sections"])}, {str, type(None)}),
         ("without_vector", {*map(type, header["without_vector"])}, {int}),
+        ("chunk_metadata", {*map(type, header.get("chunk_metadata", ()))}, {dict}),
         ("embedding", {type(header["embedding"])}, {str}),
         ("metadata", {type(header["metadata"])}, {dict}),
         ("width", {type(header["width"])}, {int}),
@@ -191,6 +197,9 @@ def _check_header(header: Mapping[str, Any]) -> None:
     chunks = len(header["indices"])
     if not chunks or not all(0 <= position < chunks for position in header["without_vector"]):
         msg = f"{chunks} chunks, of which {header['without_vector']} have no vector"
+        raise ValueError(msg)
+    if len(header.get("chunk_metadata", ())) not in (0, chunks):
+        msg = f"{chunks} chunks, and metadata of {len(header['chunk_metadata'])}"
         raise ValueError(msg)
 
 

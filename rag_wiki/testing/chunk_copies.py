@@ -51,6 +51,7 @@ class CopyPromises:
             embedding="Class/model name/2",
             metadata={"page": 3, "nested": {"list": [1, None, True, "\ud800"]}, "": "", "half": 0.5},
             without_vector=(1,),
+            chunk_metadata=({"page": 1}, {}, {"page": "iii", "box": [0.5, {"x": None}]}),
         )
         store.save_copy("alice", "d", copy)
         assert _same(store.load_copy("alice", "d", copy.copy_id), copy)
