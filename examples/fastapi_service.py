@@ -48,7 +48,6 @@ from rag_wiki import (
     UnknownDocumentError,
     UserDocRecord,
 )
-from rag_wiki.pieces import identify, label
 from rag_wiki.scheduler import DecayScheduler
 
 if TYPE_CHECKING:
@@ -348,18 +347,15 @@ async def ask(body: Question, user: User, retriever: Retriever) -> dict[str, Any
 
 
 def describe_piece(piece: Document, provenance: ProvenanceBlock, retriever: RagWikiRetriever) -> dict[str, Any]:
-    """A piece, with the id that the endpoints below take.
-
-    What is in its metadata is the source's own, of any type: ids that are numbers or UUIDs, titles that are none.
-    """
-    from_cache = piece.metadata.get("from_cache") is True
-    doc_id = identify(piece, None if from_cache else retriever.config.document_id)
+    """A piece, with the id that the endpoints below take."""
+    doc_id = retriever.doc_id_of(piece)
     titles = {source.doc_id: source.doc_title for source in provenance.sources if source.doc_id is not None}
     return {
         "text": piece.page_content,
         "doc_id": doc_id,
-        "doc_title": titles[doc_id] if doc_id in titles else label(piece.metadata, "doc_title", "title"),
-        "from_cache": from_cache,
+        # What is in the metadata is the source's own, of any type.
+        "doc_title": titles.get(doc_id) or str(piece.metadata.get("doc_title") or piece.metadata.get("title") or ""),
+        "from_cache": piece.metadata.get("from_cache") is True,
     }
 
 

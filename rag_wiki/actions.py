@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableConfig, ensure_config, run_in_executor
 
@@ -21,6 +22,7 @@ from rag_wiki.errors import ConfigurationError, DocumentRemovedError, EmbeddingE
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.lifecycle.fetch_counter import FetchCounter, known
 from rag_wiki.observing import ProcessStats
+from rag_wiki.pieces import as_id, identify
 from rag_wiki.recall import Recall, embed_query
 from rag_wiki.saving import SaveOrder
 from rag_wiki.search.calibration import Calibration
@@ -331,6 +333,18 @@ class UserActions:
     def _saved_ids(self, user_id: str) -> list[str]:
         readable, unreadable = self._recall.store.list_saved(user_id)
         return [record.doc_id for record in (*readable, *unreadable)]
+
+    def doc_id_of(self, document: Document) -> str | None:
+        """The id of a document in an answer, as actions take it; `None` when nothing identifies it.
+
+        Its metadata is the source's own, whose ids may be numbers, UUIDs or under another key.
+
+        Raises:
+            Exception: What the function at `config.document_id` raises, if it is one.
+        """
+        if document.metadata.get("from_cache") is True:
+            return as_id(document.metadata.get("doc_id"))
+        return identify(document, self.config.document_id)
 
     def documents(
         self, states: DocumentState | str | Iterable[DocumentState | str] | None = None, user_id: str | None = None

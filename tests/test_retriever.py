@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from helpers import START, HandClock, ListRetriever, TableEmbeddings, document
@@ -519,6 +520,24 @@ def test_an_id_that_is_none_is_missing(world: World) -> None:
     filled = {name: found.metadata[name] for name in ("doc_id", "doc_title", "doc_path")}
     assert filled == {"doc_id": "a/pods.md", "doc_title": "pods.md", "doc_path": "a/pods.md"}
     assert world.record("a/pods.md").fetch_count == 1
+
+
+def test_the_id_of_a_document_in_an_answer_is_what_actions_take(world: World) -> None:
+    """Ids that are numbers, UUIDs or under another key, of pieces and of saved copies; `None` where there is none."""
+    number = UUID("00000000-0000-0000-0000-000000000003")
+    world.shows(
+        Document(PODS, metadata={"sku": 3.0, "doc_id": "other"}),
+        Document("two", metadata={"sku": number}),
+        Document("three", metadata={"doc_id": "other"}),
+    )
+    retriever = world.retriever(document_id="sku")
+    found = retriever.invoke(OTHER_QUESTION)
+    assert [retriever.doc_id_of(item) for item in found] == ["3", str(number), None]
+
+    retriever.accept_suggestion("3")
+    (saved, *_) = retriever.invoke(POD_QUESTION)
+    assert (saved.metadata["from_cache"], retriever.doc_id_of(saved)) == (True, "3")
+    assert retriever.doc_id_of(Document("never shown", metadata={"sku": " "})) is None
 
 
 def test_a_document_that_nothing_identifies_passes_through(world: World, caplog: pytest.LogCaptureFixture) -> None:
