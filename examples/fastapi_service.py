@@ -350,11 +350,12 @@ def describe_piece(piece: Document, provenance: ProvenanceBlock, retriever: RagW
     """A piece, with the id that the endpoints below take."""
     doc_id = retriever.doc_id_of(piece)
     titles = {source.doc_id: source.doc_title for source in provenance.sources if source.doc_id is not None}
+    # What is in the metadata is the source's own, of any type.
+    own_title = str(piece.metadata.get("doc_title") or piece.metadata.get("title") or "")
     return {
         "text": piece.page_content,
         "doc_id": doc_id,
-        # What is in the metadata is the source's own, of any type.
-        "doc_title": titles.get(doc_id) or str(piece.metadata.get("doc_title") or piece.metadata.get("title") or ""),
+        "doc_title": titles.get(doc_id or "") or own_title,
         "from_cache": piece.metadata.get("from_cache") is True,
     }
 

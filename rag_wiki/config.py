@@ -83,6 +83,9 @@ class DecayConfig:
         owner = type(self).__name__
         if self.max_idle_days is not None:
             _number(owner, "max_idle_days", self.max_idle_days, 0)
+            if self.max_idle_days == 0:
+                msg = f"{owner}.max_idle_days must be more than 0: every document would go at once"
+                raise ConfigurationError(msg)
         weights = ("w_recency", "w_frequency", "w_explicit", "w_chunk_hit")
         for name in (*weights, "decay_lambda", "pin_hold_days", "demotion_hold_days"):
             _number(owner, name, getattr(self, name), 0)

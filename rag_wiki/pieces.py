@@ -255,7 +255,7 @@ def read_global(document: Document, config: RagWikiRetrieverConfig, score: float
 
 def _digest_of(text: str, number: int | None, version: str | None) -> str:
     """What tells a piece from others. Most were shown before, and their digests are known."""
-    # By its hash: of the text itself, which may be long and is the caller's, nothing is kept. Both have 64 bits.
+    # By its hash: of the text itself, which may be long and is the caller's, nothing is kept.
     key = hash(text), len(text), number, version
     digest = _digests.get(key)
     if digest is None:

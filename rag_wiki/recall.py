@@ -83,6 +83,8 @@ _REMEDIES = {
 }
 _SOON_BYTES = 32 * 1024 * 1024
 """A product with so many bytes takes about a millisecond: a switch to another thread and back is no sooner done."""
+_BUSY_MS = 15.0
+"""A call that works for longer does so in native code."""
 _LET_GO = "it did not answer for too many searches in a row"
 
 
@@ -235,8 +237,6 @@ class Recall:
         # Searching beside the wrapped retriever costs two switches of threads, some 0.1 ms: more than there is to
         # gain beside one that always answers (out of memory, say) in no time.
         self.global_pace = Pace(quick_ms=0.5)
-        # Calls that wait for nothing are no sooner done by many threads: one interpreter runs them in turn. So what
-        # counts is how long they waited, not how long they worked: a large index takes its time anywhere.
         self.call_pace = Pace(quick_ms=2.0)
         self._warned: OrderedDict[str, None] = OrderedDict()
         in_each_process(self._make_lock)
@@ -283,6 +283,15 @@ class Recall:
             if len(self._warned) > _MOST_WARNINGS:
                 self._warned.popitem(last=False)
         return is_new
+
+    def note_pace(self, call: Call, worked_ms: float) -> None:
+        """Note how long a call waited: those that wait for nothing are no sooner done by many threads.
+
+        One interpreter runs them in turn. What works for long, though, is likely to be a model or a library that lets
+        others run meanwhile.
+        """
+        total = call.timings["total"]
+        self.call_pace.note(total - worked_ms if total < _BUSY_MS else total)
 
     def begin(self, call: Call) -> Procedure[None]:
         """Read what the store knows of the user. Never raises: what fails is said in the call's findings.
@@ -589,8 +598,8 @@ class Recall:
                 self.embeddings.reason,
             )
         self._watch_threshold(answer, cache)
-        if focus is not None:
-            self._watch_focus(answer, focus)
+        if focus is not None and found:
+            self._watch_focus(found, focus)
         yield from self._announce(call, outcome, cache, answer.findings.fetched)
         call.timings["total"] = (time.perf_counter() - start) * 1000
         provenance = ProvenanceBlock(
@@ -645,9 +654,10 @@ class Recall:
         if known is None or self.relevance.calibrate(known, None).problem_with(cache.threshold) is not None:
             self._warn_threshold(f"{problem}; calibrate() tells more")
 
-    def _watch_focus(self, answer: Answer, focus: Focus) -> None:
+    def _watch_focus(self, found: Sequence[GlobalDocument], focus: Focus) -> None:
         """Say once that nothing of what is found counts: then nothing is ever suggested."""
-        in_vain = self.relevance.focus_watch.note(len(answer.found_ids), len(answer.findings.fetched))
+        above = sum(item.score is None or item.score > focus.chance for item in found)
+        in_vain = self.relevance.focus_watch.note(len(found), above)
         model = self.embeddings.model
         if in_vain and model is not None and self._is_news("focus"):
             name = self.model_name(model)

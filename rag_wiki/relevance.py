@@ -313,8 +313,8 @@ class FocusWatch:
         """Note a question; tells whether nothing has counted for long.
 
         Args:
-            found: Documents that the wrapped retriever found.
-            counted: How many of them counted as fetched.
+            found: Pieces that the wrapped retriever found.
+            counted: How many of them score more than unrelated texts do.
         """
         if found:
             self._in_vain = 0 if counted else self._in_vain + 1

@@ -90,6 +90,8 @@ class _Handed:
 
 _handed: ContextVar[_Handed | None] = ContextVar("rag_wiki_call", default=None)
 """Not a keyword: LangChain drops those that a subclass's hook does not name, and the user with them."""
+# Not on every platform: without it a call is taken to have waited for all of its time.
+_thread_time: Callable[[], float] = getattr(time, "thread_time", float)
 _OF_A_CALL = frozenset({"user_id", "k", "name", "tags", "metadata"})
 """Fields that are read at each call; the others are built into what lives beside them."""
 
@@ -495,7 +497,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
             return self._carry_out(call, recall, run_manager)
 
     def _carry_out(self, call: Call, recall: Recall, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        start, worked = time.perf_counter(), time.thread_time()
+        start, worked = time.perf_counter(), _thread_time()
         run(recall.begin(call))
         if self.config.context == "focused":
             run(recall.prepare(call))
@@ -514,7 +516,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
                 raise
             cache = searching.result()
         documents, provenance = run(recall.conclude(call, found, cache, start))
-        recall.call_pace.note(call.timings["total"] - (time.thread_time() - worked) * 1000)
+        recall.note_pace(call, worked_ms=(_thread_time() - worked) * 1000)
         call.provenance = provenance
         call.latest.publish(provenance)
         if run_manager.handlers:
@@ -548,7 +550,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
                 raise
             cache = await searching
         documents, provenance = await arun(recall.conclude(call, found, cache, start))
-        recall.call_pace.note(call.timings["total"])
+        recall.note_pace(call, worked_ms=0.0)
         call.provenance = provenance
         call.latest.publish(provenance)
         if run_manager.handlers:

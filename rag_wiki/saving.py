@@ -56,7 +56,6 @@ from rag_wiki.texts import flat, holds, join_texts
 __all__ = ["DocumentLoader", "SaveOrder", "Saver", "split_sections", "splitter_of"]
 
 LoadedContent: TypeAlias = str | Document | None
-_Passages: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]
 DocumentLoader: TypeAlias = Callable[[UserDocRecord], LoadedContent | Awaitable[LoadedContent]]
 """Gives the text of a document, or `None`; plain or async."""
 
@@ -78,6 +77,14 @@ _OF_ONE_CHUNK = {
     "node_id",
 }
 """Metadata that belongs to a chunk or is filled in by us; the rest is the source's own."""
+
+
+_OF_A_PASSAGE = frozenset(
+    {"page", "page_label", "page_number", "pages", "slide", "sheet", "row", "line", "lines", "loc", "seq_num"}
+)
+"""Metadata by which loaders tell where in a document a passage stands."""
+_OF_A_SEARCH = frozenset({"id", "distance", "similarity", "query", "last_accessed_at"})
+"""Metadata of a passage that is another one with the next search."""
 
 
 class SaveOrder(NamedTuple):
@@ -179,7 +186,7 @@ class Saver:
         if record.saved and order.unless_saved:
             return record
         content = yield from self._find_content(order, record)
-        draft = yield blocking(self._draft, record, content)
+        draft = yield blocking(self._draft, record, content, order.same_text)
         vectors: list[NDArray[np.float32]] = []
         size = self._config.embedding_batch_size
         for at in range(0, len(draft.texts), size):
@@ -303,7 +310,7 @@ class Saver:
 
     # -- splitting -------------------------------------------------------------------------------
 
-    def _draft(self, record: UserDocRecord, content: _Content) -> _Draft:
+    def _draft(self, record: UserDocRecord, content: _Content, same_text: bool) -> _Draft:
         pieces = content.pieces
         if pieces:
             # As they were retrieved: their numbers are the source's own.
@@ -318,7 +325,7 @@ class Saver:
             msg = f"the content of document {record.doc_id!r} for user {record.user_id!r} gives no chunk with text"
             raise InvalidDocumentError(msg)
         seen = pieces or self._current_texts(record)
-        metadata, passages = _metadata_of(seen) if seen else self._metadata_of_copy(record)
+        metadata, chunk_metadata = self._metadata(record, content, texts, seen, same_text)
         return _Draft(
             record=record,
             content=content,
@@ -326,21 +333,41 @@ class Saver:
             indices=indices,
             sections=split_sections(content.text, texts),
             metadata=metadata,
-            chunk_metadata=_own_metadata(texts, passages),
+            chunk_metadata=chunk_metadata,
             version=self._version(record, content, seen),
         )
 
-    def _metadata_of_copy(self, record: UserDocRecord) -> tuple[Mapping[str, Any], _Passages]:
-        """`_metadata_of` the copy that is about to be replaced."""
+    def _metadata(
+        self,
+        record: UserDocRecord,
+        content: _Content,
+        texts: Sequence[str],
+        seen: Sequence[RetrievedText],
+        same_text: bool,
+    ) -> tuple[Mapping[str, Any], tuple[Mapping[str, Any], ...]]:
+        """What the source says of the document, and of each chunk alone."""
+        before = self._copy_before(record)
+        known = [] if before is None else list(zip(before.texts or (), before.chunk_metadata, strict=False))
+        if before is not None and (same_text or not seen):
+            # What was retrieved since may be of another version than the text.
+            return before.metadata, _own_metadata(texts, known)
+        if content.pieces:
+            common, own = _metadata_of(seen, frozenset())
+            own = [values for values, piece in zip(own, seen, strict=True) if piece.text.strip()]
+            return common, tuple(own) if any(own) else ()
+        # Of a text that holds more than what was retrieved, not all is of the page that was.
+        common, own = _metadata_of(seen, _OF_A_PASSAGE)
+        passages = [(piece.text, values) for piece, values in zip(seen, own, strict=True)]
+        return common, _own_metadata(texts, [*passages, *known])
+
+    def _copy_before(self, record: UserDocRecord) -> ChunkCopy | None:
+        """The copy that is about to be replaced, without its vectors; `None` where there is none that can be read."""
         if record.copy_id is None:
-            return {}, []
+            return None
         try:
-            copy = self._chunks.load_copy(record.user_id, record.doc_id, record.copy_id, vectors=False)
+            return self._chunks.load_copy(record.user_id, record.doc_id, record.copy_id, vectors=False)
         except CorruptDataError:
-            return {}, []
-        if copy is None:
-            return {}, []
-        return copy.metadata, list(zip(copy.texts or (), copy.chunk_metadata, strict=False))
+            return None
 
     def _current_texts(self, record: UserDocRecord) -> Sequence[RetrievedText]:
         texts = self._store.retrieved_texts(record.user_id, record.doc_id)
@@ -594,26 +621,36 @@ def split_sections(content: str, texts: Sequence[str]) -> tuple[str | None, ...]
     return tuple(sections)
 
 
-def _metadata_of(pieces: Sequence[RetrievedText]) -> tuple[Mapping[str, Any], _Passages]:
-    """What all retrieved passages of a document say alike, and each passage with what it says besides."""
+def _metadata_of(
+    pieces: Sequence[RetrievedText], of_a_passage: frozenset[str]
+) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    """What all retrieved passages of a document say alike, and what each says besides.
+
+    Args:
+        pieces: The passages.
+        of_a_passage: Names of what is a passage's own, however many say the same.
+    """
     told = [{name: value for name, value in piece.metadata.items() if name not in _OF_ONE_CHUNK} for piece in pieces]
-    common = common_metadata(told)
+    common = {name: value for name, value in common_metadata(told).items() if name not in of_a_passage}
     return common, [
-        (
-            piece.text,
-            {
-                name: value
-                for name, value in own.items()
-                if name not in common and len(dump_json(value)) <= _LONGEST_VALUE
-            },
-        )
-        for piece, own in zip(pieces, told, strict=True)
+        {name: value for name, value in own.items() if name not in common and _is_kept(name, value)} for own in told
     ]
 
 
-def _own_metadata(texts: Sequence[str], passages: _Passages) -> tuple[Mapping[str, Any], ...]:
-    """What the passage that each chunk lies in says of itself; nothing where none of them says anything."""
-    telling = [(flat(text), own) for text, own in passages if own]
+def _is_kept(name: str, value: Any) -> bool:
+    """Whether what is said of one passage is kept: it is short, and not of the search that found it."""
+    of_a_search = name in _OF_A_SEARCH or name.startswith("@") or name.lower().endswith("score")
+    return not of_a_search and len(dump_json(value)) <= _LONGEST_VALUE
+
+
+def _own_metadata(
+    texts: Sequence[str], passages: Sequence[tuple[str, Mapping[str, Any]]]
+) -> tuple[Mapping[str, Any], ...]:
+    """What the passage that each chunk lies in says of itself; nothing where none of them says anything.
+
+    Of several it is the shortest: a list of contents holds the headings of all pages.
+    """
+    telling = sorted([(flat(text), own) for text, own in passages if own], key=lambda passage: len(passage[0]))
     if not telling:
         return ()
     return tuple(next((own for passage, own in telling if holds(passage, shown)), {}) for shown in map(flat, texts))

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from functools import cache
 
 from rag_wiki.storage.records import join_halves
 
@@ -16,7 +17,6 @@ _ALIKE = 0.6
 _COMPARED_CHARS = 2_000
 _TELLING_CHARS = 12
 """So many characters of a query tell something of it."""
-# Compiled where they are used first, by `re`, which keeps them: their tables take milliseconds that importing need not.
 _UNITS = r"[^\W\d_\u0e00-\U0010ffff]+|\S"
 """Words of the scripts that write spaces, most of which are below Thai; each character of what else there is."""
 _SPACELESS = "[\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
@@ -29,6 +29,12 @@ _SIGNS = "+-\u2212\u00b1"
 
 _SHORTEST_OVERLAP = 10
 """Characters that the end of a chunk and the start of the next have in common by chance at most."""
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # When it is used first: tables of scripts take milliseconds that importing need not.
+    return re.compile(pattern)
 
 
 def shared_length(text: str, following: str) -> int:
@@ -79,7 +85,10 @@ def are_alike(one: str, other: str) -> bool:
     Digits count one by one, so that a list with other figures stays the same list.
     """
     matcher = SequenceMatcher(
-        None, re.findall(_UNITS, one[:_COMPARED_CHARS]), re.findall(_UNITS, other[:_COMPARED_CHARS]), autojunk=False
+        None,
+        _compiled(_UNITS).findall(one[:_COMPARED_CHARS]),
+        _compiled(_UNITS).findall(other[:_COMPARED_CHARS]),
+        autojunk=False,
     )
     return matcher.real_quick_ratio() >= _ALIKE and matcher.quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
 
@@ -105,7 +114,7 @@ def _is_within_word(text: str, at: int) -> bool:
     if left.isnumeric() and right.isnumeric():
         return True
     if _is_of_word(left) and _is_of_word(right):
-        return re.match(_SPACELESS, left) is None and re.match(_SPACELESS, right) is None
+        return _compiled(_SPACELESS).match(left) is None and _compiled(_SPACELESS).match(right) is None
     if left in _SIGNS and right.isnumeric():
         return True
     before, joint, after = text[at - 2 : at - 1], left, right

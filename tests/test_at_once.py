@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -282,6 +283,17 @@ class TurningSlow(ListRetriever):
             for _ in range(16):
                 self._owner._recall.call_pace.note(1000)
         return super()._get_relevant_documents(query, run_manager=run_manager)
+
+
+@pytest.mark.parametrize(
+    ("total", "worked", "is_quick"), [(8.0, 7.5, True), (1.0, 0.0, True), (8.0, 1.0, False), (40.0, 40.0, False)]
+)
+def test_calls_that_wait_go_in_threads(world: World, total: float, worked: float, is_quick: bool) -> None:
+    """Milliseconds of a call, and how many of them it worked: who waits, or works in native code, takes threads."""
+    recall = world.retriever()._recall
+    for _ in range(16):
+        recall.note_pace(SimpleNamespace(timings={"total": total}), worked)  # type: ignore[arg-type]
+    assert recall.call_pace.is_quick is is_quick
 
 
 def test_a_batch_whose_calls_turn_slow_goes_on_in_threads(world: World) -> None:

@@ -32,7 +32,7 @@ BAD_DECAY: dict[str, tuple[Any, ...]] = {
     "demotion_threshold": NOT_A_SHARE,
     "pin_hold_days": NOT_A_WEIGHT,
     "demotion_hold_days": NOT_A_WEIGHT,
-    "max_idle_days": tuple(value for value in NOT_A_WEIGHT if value is not None),
+    "max_idle_days": (0, *(value for value in NOT_A_WEIGHT if value is not None)),
 }
 BAD_SETTINGS: dict[str, tuple[Any, ...]] = {
     "fetch_threshold": NOT_A_COUNT,

@@ -28,6 +28,7 @@ from rag_wiki.migrate.__main__ import main
 from rag_wiki.migrate.carry import MismatchError
 from rag_wiki.storage.chunk_store import ChunkStore
 from rag_wiki.storage.codec import StoredChange, StoredDocument, StoredUser
+from rag_wiki.storage.records import UserChange
 
 PAIRS = [
     ("memory", "sqlite-file"),
@@ -72,10 +73,10 @@ def lived_in(store: StateStore, **options: Any) -> World:
 
 
 def told(store: StateStore, chunks: ChunkStore, user_id: str) -> dict[str, object]:
-    """All that a store tells of a user."""
+    """All that a store tells of a user, but for the ids of copies, which are each place's own."""
     records = store.list_by_state(user_id)
     return {
-        "records": records,
+        "records": [replace(record, copy_id=record.copy_id and "a copy") for record in records],
         "why": [record.why for record in records],
         "history": {record.doc_id: store.history(user_id, record.doc_id) for record in records},
         "texts": {record.doc_id: store.retrieved_texts(user_id, record.doc_id) for record in records},
@@ -143,17 +144,109 @@ class Failing(MemoryStateStore):
         super()._change(user_key, doc_keys, step)
 
 
-@pytest.mark.parametrize("at", [1, 2, 4, 6])
+def test_old_and_new_chunks_may_be_in_one_folder(make_store: Callable[[str], StateStore], tmp_path: Path) -> None:
+    """`wiki_save_dir` stays and the state moves: the old store's copies and hits are as they were."""
+    world = lived_in(make_store("sqlite-file"), wiki_save_dir=tmp_path / "wiki")
+    before = told(world.store, ChunkStore(tmp_path / "wiki"), "ada")
+    copies = {record.doc_id: record.copy_id for record in world.store.list_for_decay("ada")}
+    target = MemoryStateStore()
+
+    report = copy_users(world.store, target, old_chunks=tmp_path / "wiki", new_chunks=tmp_path / "wiki")
+
+    chunks = ChunkStore(tmp_path / "wiki")
+    assert (report.verified, report.is_whole) == (8, True)
+    assert told(target, chunks, "ada") == before
+    for record in world.store.list_for_decay("ada"):
+        assert chunks.load_copy("ada", record.doc_id, copies[record.doc_id] or "") is not None
+    hits = chunks.place.hits("ada", "pods", copies["pods"] or "")
+    assert {index: found.count for index, found in hits.items()} == {0: 3}
+
+
+def test_chunks_that_were_forgotten_come_with_the_next_run(
+    make_store: Callable[[str], StateStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the folder it is said that chunks are missing, and the run is not whole; with it they are added."""
+    world = lived_in(make_store("sqlite-file"), wiki_save_dir=tmp_path / "wiki")
+    old, new = f"sqlite:///{tmp_path / 'state.db'}", f"sqlite:///{tmp_path / 'new.db'}"
+    assert main([old, new, "--this-release", "--quiet"]) == 3
+    assert "name it (old_chunks, --chunks)" in capsys.readouterr().out
+
+    report = copy_users(old, new, old_chunks=tmp_path / "wiki")
+
+    assert (report.completed, report.there, report.chunks, report.is_whole) == (2, 6, 2, True)
+    from rag_wiki.storage.sqlite import SQLiteStateStore
+
+    with SQLiteStateStore(new) as target:
+        expected = told(world.store, ChunkStore(tmp_path / "wiki"), "ada")
+        assert told(target, target.chunk_store, "ada") == expected
+
+
+class Terse(MemoryStateStore):
+    """Keeps little history."""
+
+    history_limit = 2
+
+
+def test_of_a_long_history_the_newest_part_comes() -> None:
+    """The new store keeps as much as it keeps of anybody's; a second run finds nothing to do."""
+    world, target = lived_in(MemoryStateStore()), Terse()
+    for _ in range(2):
+        report = copy_users(world.store, target)
+        assert report.is_whole
+    assert (report.there, report.kept) == (8, [])
+    assert target.history("ada", "images") == world.store.history("ada", "images")[-2:]
+
+
+class Forgetting(MemoryStateStore):
+    """Forgets a user right after the first change."""
+
+    def change(self, user_id: str, *rest: Any, **more: Any) -> UserChange:
+        changed = super().change(user_id, *rest, **more)
+        if user_id == "ada" and len(self.list_by_state("ada")) == 1:
+            self.forget_user("ada")
+        return changed
+
+
+def test_who_is_forgotten_meanwhile_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody forgets the user in the new place between two pages: the others of their documents stay away."""
+    monkeypatch.setattr("rag_wiki.migrate.copying._AT_ONCE", 1)
+    world, target = lived_in(MemoryStateStore()), Forgetting()
+
+    report = copy_users(world.store, target)
+
+    assert target.all_users() == (["bob"], {})
+    assert [note.doc_id for note in report.changed_meanwhile] == ["gone"]
+    assert [note.doc_id for note in report.kept] == ["images", "pods", "tax"]
+
+
+def test_counters_that_can_not_be_read_stop_nobody_else(
+    make_store: Callable[[str], StateStore], tmp_path: Path
+) -> None:
+    """A user whose counters are torn is named, and the others are copied."""
+    lived_in(make_store("sqlite-file"))
+    with closing(sqlite3.connect(tmp_path / "state.db")) as connection:
+        connection.execute("UPDATE rag_wiki_users SET queries = 'torn' WHERE user_key = 'ada'")
+        connection.commit()
+    target = MemoryStateStore()
+
+    report = copy_users(make_store("sqlite-file"), target)
+
+    assert [(note.user_id, note.doc_id) for note in report.skipped] == [("ada", "*")]
+    assert target.all_users() == (["bob"], {})
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 6])
 def test_what_broke_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """A run that broke in the middle left whole documents; the next one copies the others, and all is as it was."""
-    monkeypatch.setattr("rag_wiki.migrate.copying._PAGE", 1)
+    monkeypatch.setattr("rag_wiki.migrate.copying._AT_ONCE", 1)
     world, target = lived_in(MemoryStateStore()), Failing()
     target.fails_at = at
     with pytest.raises(OSError, match="disk is full"):
         copy_users(world.store, target)
     done = [record for user in ("ada", "bob") for record in target.list_by_state(user)]
     assert len(done) == at - 1
-    assert done == [record for user in ("ada", "bob") for record in world.store.list_by_state(user)][: at - 1]
+    expected = [record for user in ("ada", "bob") for record in world.store.list_by_state(user)][: at - 1]
+    assert [record.doc_id for record in done] == [record.doc_id for record in expected]
 
     report = copy_users(world.store, target)
 

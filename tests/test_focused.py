@@ -659,3 +659,15 @@ def test_a_source_of_which_nothing_counts_is_told_of(caplog: pytest.LogCaptureFi
     (only,) = told()
     assert "for many questions in a row nothing counted" in only
     assert "context='all'" in only
+
+
+def test_what_found_no_room_is_no_sign_of_a_silent_model(caplog: pytest.LogCaptureFixture) -> None:
+    """Pinned documents that fill the answer leave no room for what was found, which was found all the same."""
+    model = low()
+    world = World(embeddings=model)
+    retriever = focused(store_of(model).as_retriever(search_kwargs={"k": 4}), model, world)
+    world.save(world.retriever(), "pinned", "sonatas have movements.")
+    retriever.force_pin("pinned")
+    for number in range(25):
+        retriever.invoke(f"bees {number} in general?", k=1)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []

@@ -528,7 +528,12 @@ class Directions(TableEmbeddings):
     """One question matches the first page, another the second one's passages, a third all there is."""
 
     def __init__(self) -> None:
-        tables = {"containers": [1, 0, 0], "share": [0, 1, 0], "all pods": [1, 1, 1], "Pods, in": [0, 0, 1]}
+        tables: dict[str, Sequence[float]] = {
+            "containers": [1, 0, 0],
+            "share": [0, 1, 0],
+            "all pods": [1, 1, 1],
+            "Pods, in": [0, 0, 1],
+        }
         super().__init__(tables)
 
 
@@ -578,6 +583,63 @@ def test_a_text_of_ones_own_finds_its_pages(state_store: StateStore) -> None:
     (whole,) = later.invoke("all pods?")
     assert (found.metadata["page"], found.metadata["author"]) == (1, "Ada")
     assert whole.metadata["chunk_metadata"][:2] == [{}, {"page": 1}]
+
+
+def test_one_page_does_not_speak_for_a_whole_book(state_store: StateStore) -> None:
+    """A text of which one passage was retrieved: its page is that passage's; what else it says is the document's."""
+    world = World(state_store, Directions())
+    retriever = world.retriever(similarity_threshold=0.5, local_top_k=4, text_splitter=Paragraphs())
+    world.shows(PAGES[0])
+    retriever.invoke("an introduction")
+    world.shows()
+    retriever.accept_suggestion("pods", full_content="\n\n".join(page.page_content for page in PAGES))
+    (first,) = retriever.invoke("containers?")
+    (second,) = retriever.invoke("who has to share?")
+    assert (first.metadata["page"], first.metadata["author"]) == (1, "Ada")
+    assert ("page" in second.metadata, second.metadata["author"]) == (False, "Ada")
+
+
+def test_a_heading_is_of_its_page_and_not_of_the_list_of_contents(state_store: StateStore) -> None:
+    """Of passages that hold a chunk the shortest one says where it stands."""
+    world = World(state_store, Directions())
+    retriever = world.retriever(similarity_threshold=0.5, text_splitter=Paragraphs())
+    world.shows(document("pods", "Contents: containers. Networks.", page=1), document("pods", "containers.", page=9))
+    retriever.invoke("an introduction")
+    world.shows()
+    retriever.accept_suggestion("pods", full_content="containers.\n\nNetworks.")
+    assert retriever.invoke("containers?")[0].metadata["page"] == 9
+
+
+def test_what_a_search_says_is_not_kept(state_store: StateStore) -> None:
+    """Scores and their like are another with the next search; a vector that a filter left is nobody's page."""
+    world = World(state_store, Directions())
+    world.source.documents = [
+        document("pods", text, page=page, rerank_score=0.1 * page, distance=page, **{"@search.score": page})
+        for page, text in enumerate(["Pods run containers.", "Pods share a network."], 1)
+    ]
+    retriever = world.retriever(similarity_threshold=0.5)
+    retriever.invoke("an introduction")
+    world.shows()
+    retriever.accept_suggestion("pods")
+    (found,) = retriever.invoke("containers?")
+    assert found.metadata["page"] == 1
+    assert not {"rerank_score", "distance", "@search.score"} & found.metadata.keys()
+
+
+def test_a_refresh_keeps_the_pages_of_what_did_not_change(state_store: StateStore) -> None:
+    """The source shows one new passage; the chunks that are as they were keep their pages."""
+    world = World(state_store, Directions())
+    retriever = shelved(world, text_splitter=Paragraphs())
+    text = "\n\n".join(page.page_content for page in PAGES)
+    retriever.accept_suggestion("pods", full_content=text)
+    world.shows(document("pods", "Pods share a network and volumes.", page=3, author="Bob", chunk_index=1))
+    retriever.invoke("an introduction")
+    world.shows()
+    retriever.refresh("pods", full_content=text.replace("a network", "a network and volumes"))
+    (first,) = retriever.invoke("containers?")
+    (both,) = retriever.invoke("who has to share?")
+    assert first.metadata["page"] == 1
+    assert [own["page"] for own in both.metadata["chunk_metadata"]] == [3, 2]
 
 
 def test_a_document_that_answers_with_all_of_it_has_no_page(state_store: StateStore) -> None:

@@ -36,7 +36,7 @@ from rag_wiki.saving import split_sections, splitter_of
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkHits, ChunkStore, new_copy_id
 from rag_wiki.storage.records import check_doc_id, check_user_id, join_halves
 
-__all__ = ["MismatchError", "Progress", "migrate"]
+__all__ = ["MismatchError", "Progress", "kept", "migrate"]
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Told how many records are done, and of how many."""
@@ -138,7 +138,7 @@ def migrate(
         listing.fill(_nameable(source, report))
         with telling(target.shown):
             brought = Brought(target.store if there else None, dry_run=dry_run)
-        stack.callback(_kept, brought)
+        stack.callback(kept, brought)
         writer = Writer(
             target.store,
             chunks,
@@ -158,7 +158,7 @@ def migrate(
     return report
 
 
-def _kept(brought: Brought) -> None:
+def kept(brought: Brought) -> None:
     """Keep what a run brought that broke; why it broke is what the caller must see."""
     with suppress(Exception):
         brought.keep()

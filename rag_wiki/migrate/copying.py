@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rag_wiki.errors import ConfigurationError, CorruptDataError
 from rag_wiki.migrate.brought import Brought
-from rag_wiki.migrate.carry import MismatchError, Progress
+from rag_wiki.migrate.carry import MismatchError, Progress, kept
 from rag_wiki.migrate.places import (
     StorePlace,
     chunk_store_of,
@@ -23,7 +24,8 @@ from rag_wiki.migrate.places import (
 from rag_wiki.migrate.report import DocumentNote, MigrationReport
 from rag_wiki.migrate.write import are_equal
 from rag_wiki.storage.base import StateStore
-from rag_wiki.storage.chunk_store import ChunkCopy, ChunkHits, ChunkStore
+from rag_wiki.storage.chunk_store import ChunkCopy, ChunkHits, ChunkStore, new_copy_id
+from rag_wiki.storage.codec import is_same_user
 from rag_wiki.storage.records import (
     SAME_LIFE,
     Clocks,
@@ -38,8 +40,10 @@ from rag_wiki.storage.records import (
 
 __all__ = ["copy_users"]
 
-_PAGE = 100
+_AT_ONCE = 100
 """Documents that are read, written and read back together, with their contents and chunks."""
+_CHUNKS = "chunks"
+"""What is said of a document whose copy is in one place alone."""
 _NEVER = 2**31
 """Queries after which an idle document is told: here nobody asks for those."""
 
@@ -105,7 +109,7 @@ def copy_users(
         report.old_chunks = None if old_chunks is None else str(old_chunks)
         with telling(target.shown):
             brought = Brought(target.store if there else None, dry_run=dry_run)
-        stack.callback(brought.keep)
+        stack.callback(kept, brought)
         copying = _Copying(
             _Side(source.store, from_chunks),
             _Side(target.store, to_chunks),
@@ -120,6 +124,7 @@ def copy_users(
             (on_progress or _tell_nobody)(done, len(names))
             copying.copy(user_id)
         (on_progress or _tell_nobody)(len(names), len(names))
+        brought.keep()
     if report.mismatches:
         raise MismatchError(report)
     return report
@@ -163,6 +168,31 @@ class _Document(NamedTuple):
         return DocumentNote(self.record.user_id, self.record.doc_id, text)
 
 
+class _Order(NamedTuple):
+    """A document that is to be written."""
+
+    document: _Document
+    before: UserDocRecord | None
+    """Its record in the new place, which lacks the copy."""
+    copy: ChunkCopy | None
+    """Its copy under an id of its own: chunks may be in one folder, and what a broken run left is nobody's."""
+    after: UserDocRecord
+    """Its record, which names that copy."""
+
+    @classmethod
+    def of(cls, document: _Document, before: UserDocRecord | None) -> _Order:
+        """The order to write a document."""
+        if document.copy is None:
+            return cls(document, before, None, document.record)
+        copy = replace(document.copy, copy_id=new_copy_id())
+        return cls(document, before, copy, document.record.changed(copy_id=copy.copy_id))
+
+    def is_unchanged(self, view: UserView) -> bool:
+        """Whether the new place has what it had when it was looked at."""
+        before = None if self.before is None else self.before.changed(full_content=None)
+        return view.records.get(self.after.doc_id) == before
+
+
 def _read(side: _Side, user_id: str, doc_id: str) -> _Document | None:
     """A document with all that belongs to it; `None` where there is none.
 
@@ -180,21 +210,32 @@ def _read(side: _Side, user_id: str, doc_id: str) -> _Document | None:
     return _Document(record, history, texts, copy, hits)
 
 
-def _differences(one: _Document, other: _Document) -> list[str]:
-    """What of a document is not the same, in words."""
-    names = [name for name in UserDocRecord.__dataclass_fields__ if name not in ("life", "why")]
-    wrong = [name for name in names if getattr(one.record, name) != getattr(other.record, name)]
-    if [*one.history] != [*other.history]:
+def _differences(there: _Document, document: _Document, history_limit: int) -> list[str]:
+    """What of a document in the new place is not as in the old one, in words.
+
+    Its copy has another id there, and its life began there; of a long history the newest part is kept.
+    """
+    names = [name for name in UserDocRecord.__dataclass_fields__ if name not in ("life", "why", "copy_id")]
+    wrong = [name for name in names if getattr(there.record, name) != getattr(document.record, name)]
+    history = [*document.history][-history_limit:] if history_limit > 0 else []
+    if [*there.history] != history:
         wrong.append("history")
-    if [*one.texts] != [*other.texts]:
+    if [*there.texts] != [*document.texts]:
         wrong.append("retrieved texts")
-    if (one.copy is None) != (other.copy is None):
-        wrong.append("chunks")
-    elif one.copy is not None and other.copy is not None:
-        parts = ("indices", "texts", "sections", "embedding", "metadata", "without_vector", "chunk_metadata")
-        wrong += [f"chunks: {name}" for name in parts if getattr(one.copy, name) != getattr(other.copy, name)]
-        wrong += [] if are_equal(one.copy, other.copy) else ["chunks: vectors"]
-    return wrong + ([] if one.hits == other.hits else ["chunks: hits"])
+    return wrong + _differing_chunks(there, document)
+
+
+def _differing_chunks(there: _Document, document: _Document) -> list[str]:
+    if there.copy is None or document.copy is None:
+        return [] if there.copy is document.copy else [_CHUNKS]
+    parts = ("indices", "texts", "sections", "embedding", "metadata", "without_vector", "chunk_metadata")
+    wrong = [f"chunks: {name}" for name in parts if getattr(there.copy, name) != getattr(document.copy, name)]
+    wrong += [] if are_equal(there.copy, document.copy) else ["chunks: vectors"]
+    return wrong + ([] if there.hits == document.hits else ["chunks: hits"])
+
+
+class _OvertakenError(Exception):
+    """Nothing of a page is to be written: somebody else has changed it, or the user, in the new place."""
 
 
 class _Copying:
@@ -216,18 +257,28 @@ class _Copying:
         self._brought = brought
         self._is_there = is_there
         self._bring_back = bring_back
+        self._began = 0
+        """The revision that the user had in the new place, since this run wrote there or before."""
 
     def copy(self, user_id: str) -> None:
         """Copy a user, page by page."""
-        report, clocks = self._report, self._source.begin(user_id).clocks
-        there = self._target.begin(user_id) if self._is_there else QueryStart(Clocks(), 0, 0)
+        report = self._report
+        try:
+            clocks = self._source.begin(user_id).clocks
+            there = self._target.begin(user_id) if self._is_there else QueryStart(Clocks(), 0, 0)
+        except CorruptDataError as error:
+            report.skipped.append(DocumentNote(user_id, "*", str(error)))
+            return
         if there.revision and there.clocks != clocks:
-            report.kept.append(
-                DocumentNote(user_id, "*", "the user was active in the new place; forget_user there to copy them anew")
+            why = (
+                "its counters in the two places differ: the user was active in one of them since. If the old one is "
+                "right, forget_user in the new one, and copy again"
             )
+            report.kept.append(DocumentNote(user_id, "*", why))
             return
         report.users += 1
-        pages = self._source.store.pages(user_id, size=_PAGE)
+        self._began = there.revision
+        pages = self._source.store.pages(user_id)
         while True:
             try:
                 page = next(pages, None)
@@ -237,13 +288,17 @@ class _Copying:
             if page is None:
                 return
             report.found += len(page)
-            found = [document for record in page if (document := self._read(record)) is not None]
-            wanted = [document for document in found if self._may_come(document, is_known=there.revision != 0)]
-            if report.dry_run:
-                for document in wanted:
-                    self._count(document)
-            elif wanted:
-                self._write(user_id, wanted, clocks)
+            for first in range(0, len(page), _AT_ONCE):
+                self._copy_some(user_id, page[first : first + _AT_ONCE], clocks, is_known=there.revision != 0)
+
+    def _copy_some(self, user_id: str, records: Sequence[UserDocRecord], clocks: Clocks, *, is_known: bool) -> None:
+        found = [document for record in records if (document := self._read(record)) is not None]
+        wanted = [order for document in found if (order := self._order(document, is_known=is_known)) is not None]
+        if self._report.dry_run:
+            for order in wanted:
+                self._count(order)
+        elif wanted:
+            self._write(user_id, wanted, clocks)
 
     def _read(self, record: UserDocRecord) -> _Document | None:
         """A document of the old place, as far as it can be read; what can't be is noted."""
@@ -256,100 +311,118 @@ class _Copying:
         if document is None:
             self._report.skipped.append(DocumentNote(user_id, doc_id, "its record went while it was to be read"))
         elif document.record.saved and document.copy is None:
-            self._report.lost.append(document.note(f"it is {document.record.user_state}, and its copy is not there"))
+            why = "its chunks are not there; if they are in a wiki_save_dir, name it (old_chunks, --chunks)"
+            self._report.unread_chunks.append(document.note(why))
         return document
 
-    def _may_come(self, document: _Document, *, is_known: bool) -> bool:
-        """Whether it is to be written: it is neither there nor was it removed since."""
+    def _order(self, document: _Document, *, is_known: bool) -> _Order | None:
+        """What is to be written of a document; `None` where it is there, or was removed since."""
         user_id, doc_id = document.record.user_id, document.record.doc_id
         try:
             there = _read(self._target, user_id, doc_id) if is_known else None
         except CorruptDataError as error:
             self._report.kept.append(document.note(str(error)))
-            return False
-        if there is not None:
-            self._brought.add(user_id, doc_id)
-            other = _differences(there, document)
-            if other:
-                self._report.kept.append(document.note(f"it has another {', '.join(other)}"))
-            self._report.there += not other
-            return False
-        if self._bring_back or (user_id, doc_id) not in self._brought:
-            return True
-        self._report.removed.append(document.note("it was removed from the new place since an earlier run"))
-        return False
+            return None
+        if there is None:
+            if self._bring_back or (user_id, doc_id) not in self._brought:
+                return _Order.of(document, None)
+            self._report.removed.append(document.note("it was removed from the new place since an earlier run"))
+            return None
+        self._brought.add(user_id, doc_id)
+        other = _differences(there, document, self._target.store.history_limit)
+        if other == [_CHUNKS] and there.copy is None:
+            # An earlier run did not know where the chunks were.
+            return _Order.of(document, there.record)
+        if other:
+            self._report.kept.append(document.note(f"it has another {', '.join(other)}"))
+            return None
+        self._report.there += 1
+        if not self._report.dry_run:
+            self._settle(there.record)
+        return None
 
-    def _write(self, user_id: str, documents: Sequence[_Document], clocks: Clocks) -> None:
+    def _write(self, user_id: str, orders: Sequence[_Order], clocks: Clocks) -> None:
         """The copies first, then the records that name them, all in one step; then read it back."""
-        for document in documents:
-            self._write_copy(document)
+        for order in orders:
+            self._write_copy(order)
 
         def decide(view: UserView) -> UserChange:
-            # With the first page the clocks are set. Where they are neither there nor here, somebody was faster.
-            mine = view.clocks in (Clocks(), clocks)
-            going = [item for item in documents if mine and item.record.doc_id not in view.records]
+            # With the first page the clocks are set. Where they are others, or the user is (who was forgotten meanwhile
+            # must not come back with the next page), somebody was faster.
+            mine = view.clocks == clocks if self._began else view.clocks in (Clocks(), clocks)
+            mine = mine and is_same_user(self._began, view.revision)
+            going = [order for order in orders if mine and order.is_unchanged(view)]
+            if not going:
+                # No change at all: of somebody who was forgotten it would leave the counters.
+                raise _OvertakenError
+            new = [order.document for order in going if order.before is None]
             return UserChange(
-                records=[item.record.changed(full_content=None, life=SAME_LIFE) for item in going],
-                contents={item.record.doc_id: item.record.full_content for item in going},
-                events=[event for item in going for event in item.history],
-                texts=[text for item in going for text in item.texts],
-                queries=clocks.queries - view.clocks.queries if going else 0,
-                searches=clocks.searches - view.clocks.searches if going else 0,
-                outcome={item.record.doc_id for item in going},
+                records=[order.after.changed(full_content=None, life=SAME_LIFE) for order in going],
+                contents={order.after.doc_id: order.after.full_content for order in going},
+                events=[event for document in new for event in document.history],
+                texts=[text for document in new for text in document.texts],
+                queries=clocks.queries - view.clocks.queries,
+                searches=clocks.searches - view.clocks.searches,
+                outcome=({order.after.doc_id for order in going}, view.revision),
             )
 
-        change = self._target.store.change(user_id, [item.record.doc_id for item in documents], decide)
-        for document in documents:
-            if document.record.doc_id not in change.outcome:
-                self._drop_copy(document)
-                self._report.kept.append(document.note("it was changed in the new place meanwhile"))
+        written = set[str]()
+        with suppress(_OvertakenError):
+            change = self._target.store.change(user_id, [order.after.doc_id for order in orders], decide)
+            written, self._began = change.outcome
+        for order in orders:
+            if order.after.doc_id not in written:
+                if order.copy is not None:
+                    self._target.chunks.place.delete(user_id, order.after.doc_id, [order.copy.copy_id])
+                self._report.kept.append(order.document.note("it was changed in the new place meanwhile"))
                 continue
-            self._brought.add(user_id, document.record.doc_id)
-            self._count(document)
-            self._settle(document)
-            self._read_back(document)
+            self._brought.add(user_id, order.after.doc_id)
+            self._count(order)
+            self._settle(order.after)
+            self._read_back(order, clocks)
 
-    def _write_copy(self, document: _Document) -> None:
-        if document.copy is None:
+    def _write_copy(self, order: _Order) -> None:
+        if order.copy is None:
             return
-        user_id, doc_id, copy_id = document.record.user_id, document.record.doc_id, document.copy.copy_id
-        self._target.chunks.save_copy(user_id, doc_id, document.copy)
+        user_id, doc_id, copy_id = order.after.user_id, order.after.doc_id, order.copy.copy_id
+        self._target.chunks.save_copy(user_id, doc_id, order.copy)
         alike: dict[ChunkHits, list[int]] = {}
-        for index, hits in document.hits.items():
+        for index, hits in order.document.hits.items():
             alike.setdefault(hits, []).append(index)
         for hits, indices in alike.items():
             self._target.chunks.place.add_hits(user_id, doc_id, copy_id, indices, hits.last, hits.count)
 
-    def _drop_copy(self, document: _Document) -> None:
-        record = document.record
-        named = self._target.store.get(record.user_id, record.doc_id)
-        if document.copy is not None and (named is None or named.copy_id != document.copy.copy_id):
-            self._target.chunks.place.delete(record.user_id, record.doc_id, [document.copy.copy_id])
-
-    def _settle(self, document: _Document) -> None:
+    def _settle(self, record: UserDocRecord) -> None:
         """Bring the readable copy in line, where there is a folder for it."""
-        record = document.record
-        if record.saved:
-            self._target.chunks.settle(
-                record.user_id, record.doc_id, lambda: self._target.store.get(record.user_id, record.doc_id)
-            )
+        user_id, doc_id = record.user_id, record.doc_id
+        if record.saved and self._target.chunks.documents is not None:
+            self._target.chunks.settle(user_id, doc_id, lambda: self._target.store.get(user_id, doc_id))
 
-    def _count(self, document: _Document) -> None:
-        report, record = self._report, document.record
-        report.brought[record.user_state.value] += 1
-        report.contents += record.full_content is not None
-        report.kept_texts += len(document.texts)
-        if document.copy is not None:
-            report.chunks += len(document.copy.indices)
+    def _count(self, order: _Order) -> None:
+        report, record = self._report, order.after
+        if order.before is None:
+            report.brought[record.user_state.value] += 1
+            report.contents += record.full_content is not None
+            report.kept_texts += len(order.document.texts)
+        else:
+            report.completed += 1
+        if order.copy is not None:
+            report.chunks += len(order.copy.indices)
 
-    def _read_back(self, document: _Document) -> None:
-        record = document.record
+    def _read_back(self, order: _Order, clocks: Clocks) -> None:
+        record = order.after
         try:
             there = _read(self._target, record.user_id, record.doc_id)
-            wrong = ["its record is not there"] if there is None else _differences(there, document)
+            limit = self._target.store.history_limit
+            wrong = ["its record is not there"] if there is None else _differences(there, order.document, limit)
         except CorruptDataError as error:
             wrong = [str(error)]
-        if wrong:
-            self._report.mismatches.append(document.note(", ".join(wrong)))
-        else:
+        if not wrong:
             self._report.verified += 1
+            return
+        now = self._target.begin(record.user_id)
+        if now.clocks != clocks or not is_same_user(self._began, now.revision):
+            note = order.document.note(f"its {', '.join(wrong)} can be somebody else's since")
+            self._report.changed_meanwhile.append(note)
+        else:
+            self._report.mismatches.append(order.document.note(", ".join(wrong)))

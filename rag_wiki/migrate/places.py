@@ -203,7 +203,8 @@ def _sqlite_file(place: object) -> Path | None:
             # What it would tell a process that is to open the same one.
             place = place.__reduce__()[1][0]
         return sqlite_path(place, to_write=True)
-    except StorageError:
+    except (StorageError, ModuleNotFoundError):
+        # Who opens it says what is wrong, or missing.
         return None
 
 
@@ -280,6 +281,8 @@ def chunk_store_of(given: str | Path | ChunkStore | None, store: StateStore) -> 
 
 def holds_store(place: object) -> bool:
     """Whether there is a store of this release in a place; nothing is made there to find out."""
+    if isinstance(place, Path) or scheme_of(place) in _SQLITE or (isinstance(place, str) and not scheme_of(place)):
+        import rag_wiki.storage.sqlite  # noqa: F401 - it says which extra is missing
     path = _sqlite_file(place)
     if path is not None:
         return path.is_file() and has_table(path, "rag_wiki_schema")

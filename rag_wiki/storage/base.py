@@ -472,8 +472,9 @@ class StateStore(ABC):
         # The state first: who applies a query meanwhile then finds no record whose chunks it would hit.
         forgotten = self._forget(self._user_key(user_id))
         self._fresh.forget(self._user_key(user_id))
+        forgotten = replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
         forget_keys()
-        return replace(forgotten, chunks=self.chunk_store.delete_user(user_id))
+        return forgotten
 
     def purge(self, doc_id: str) -> PurgedDocument:
         """Remove a document for all users, chunks beside the state included: it was withdrawn. Twice is no error.
@@ -635,9 +636,10 @@ class StateStore(ABC):
     def _active_users(self) -> Iterable[str | UnreadableUser]:
         """The ids (not keys) of users with a saved document, in any order; the key of one whose id can't be read."""
 
-    @abstractmethod
     def _all_users(self) -> Iterable[str | UnreadableUser]:
         """Everybody who has a record, or counters, as `_active_users` names them; they may be removed meanwhile."""
+        msg = f"{type(self).__name__} does not tell who its users are: name them"
+        raise StorageError(msg)
 
     @abstractmethod
     def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:

@@ -600,6 +600,7 @@ class ChunkStore:
             embedding="" if before is None else before.embedding,
             metadata={} if before is None else before.metadata,
             without_vector=tuple(at for at, chunk in enumerate(ordered) if chunk.get("vector") is None),
+            chunk_metadata=_kept_metadata(before, ordered),
         )
         self.save_copy(user_id, doc_id, copy)
         for chunk in ordered:
@@ -607,6 +608,14 @@ class ChunkStore:
             if count > 0:
                 self.place.add_hits(user_id, doc_id, copy.copy_id, [int(chunk["chunk_index"])], last, count)
         self.place.delete(user_id, doc_id, [old for old in self.place.copies(user_id, doc_id) if old != copy.copy_id])
+
+
+def _kept_metadata(before: ChunkCopy | None, chunks: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """What was said of chunks that are as they were."""
+    if before is None or not before.chunk_metadata:
+        return ()
+    known = dict(zip(zip(before.indices, before.texts or (), strict=False), before.chunk_metadata, strict=False))
+    return tuple(known.get((int(chunk["chunk_index"]), str(chunk["text"])), {}) for chunk in chunks)
 
 
 def _to_read(record: UserDocRecord | None) -> tuple[str, str, str | None] | None:

@@ -385,10 +385,13 @@ class RedisStateStore(StateStore):
             yield from _batches(sorted(key for key in map(_text, named) if after is None or key > after))
             return
         page = [after or ""]
-        while page:
+        while True:
             least = f"({page[-1]}"
             page = [_text(key) for key in _ask(self._client.zrangebylex, keys.saved, least, "+", 0, _BATCH)]
-            yield page
+            if page:
+                yield page
+            if len(page) < _BATCH:
+                break
 
     def _read_start(self, user_key: str, lapse_after: int, demote_after: int) -> tuple[StoredUser, Sequence[str]]:
         keys = self._keys(user_key)
@@ -417,20 +420,23 @@ class RedisStateStore(StateStore):
         seen = self._snapshots.take_page(user_key, doc_keys)
         if seen is None and len(doc_keys) <= _MOST_DOCUMENTS:
             seen = self._snapshots.get(user_key)
+        is_read = False
         while True:
             if seen is None:
                 user, version, documents = self._read_many(user_key, doc_keys)
-                seen = _Snapshot(user, version, _by_key(documents), complete=True)
+                seen, is_read = _Snapshot(user, version, _by_key(documents), complete=True), True
             try:
                 done, seen = self._try_change(user_key, seen, doc_keys, step)
             except RuleError:
-                # A refusal counts only when it is about what is really there. What the server or the way to it
-                # raises counts at once: the change may have been carried out.
-                if seen is None or seen.complete:
+                # A refusal counts only when it is about what is there now. What the server or the way to it raises
+                # counts at once: the change may have been carried out.
+                if is_read:
                     raise
                 done, seen = False, None
             if done:
                 return
+            # Else it is what the server told a moment ago.
+            is_read = seen is not None
 
     def _try_change(
         self,

@@ -56,6 +56,23 @@ class CopyPromises:
         store.save_copy("alice", "d", copy)
         assert _same(store.load_copy("alice", "d", copy.copy_id), copy)
 
+    def test_single_chunks_that_are_added_leave_what_is_said_of_the_others(self, store: ChunkStore) -> None:
+        """What a copy knows of a chunk alone stays with it while its text does."""
+        copy = replace(_copy(), chunk_metadata=({"page": 1}, {"page": 2}))
+        store.save_copy("alice", "d", copy)
+        store.add_chunks("alice", "d", [{"chunk_index": 7, "text": "another", "vector": None}])
+        (added,) = store.place.copies("alice", "d")
+        loaded = store.load_copy("alice", "d", added)
+        assert loaded is not None
+        assert loaded.chunk_metadata == ({"page": 1}, {"page": 2}, {})
+
+        chunks = store.load_chunks("alice", "d")
+        store.save_chunks("alice", "d", [chunks[1], {**chunks[0], "text": "not as it was"}])
+        (saved,) = store.place.copies("alice", "d")
+        loaded = store.load_copy("alice", "d", saved)
+        assert loaded is not None
+        assert loaded.chunk_metadata == ({}, {"page": 2})
+
     def test_a_large_copy_is_exact(self, store: ChunkStore) -> None:
         """500 vectors of 384 numbers, and their texts, come back bit by bit."""
         vectors = np.random.default_rng(20260301).standard_normal((500, 384)).astype(np.float32)

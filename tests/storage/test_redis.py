@@ -12,7 +12,14 @@ import redis
 from redis.crc import key_slot
 from storage.store_worker import count_one
 
-from rag_wiki import ChunkStore, ConfigurationError, CorruptDataError, DocumentState, StorageError
+from rag_wiki import (
+    ChunkStore,
+    ConfigurationError,
+    CorruptDataError,
+    DocumentState,
+    InvalidTransitionError,
+    StorageError,
+)
 from rag_wiki.storage.records import UserChange, UserView
 from rag_wiki.storage.redis_store import RedisStateStore
 from rag_wiki.testing import ChunkStoreConformance, StateStoreConformance
@@ -346,6 +353,43 @@ class TestKeys:
             return UserChange(outcome=view.records["d1"].doc_id)
 
         assert stranger.change("alice", ["d1"], refuse).outcome == "d1"
+
+    def test_a_refusal_by_an_old_page_is_none(self, client: HookedRedis, store: RedisStateStore) -> None:
+        """Who read a page long ago, and changes its only document now, is judged by what is there now."""
+        store.upsert(a_record(doc_id="d1", user_state=DocumentState.DEMOTED))
+        assert len(list(store.pages("alice"))) == 1
+        RedisStateStore(client).upsert(a_record(doc_id="d1", user_state=DocumentState.SUGGESTED))
+
+        def accept(view: UserView) -> UserChange:
+            if view.records["d1"].user_state is DocumentState.DEMOTED:
+                message = "it was let go"
+                raise InvalidTransitionError(message)
+            return UserChange(outcome="accepted")
+
+        assert store.change("alice", ["d1"], accept).outcome == "accepted"
+
+    @pytest.mark.parametrize("documents", [3, 500])
+    def test_a_page_that_is_changed_is_read_once(
+        self, client: HookedRedis, store: RedisStateStore, documents: int
+    ) -> None:
+        """A decay run reads a page, and commits on it: what is sent does not grow by reading it once more."""
+        ids = [f"d{number:03d}" for number in range(documents)]
+        records = [a_record(doc_id=doc_id, user_state=DocumentState.CLAIMED) for doc_id in ids]
+        store.change("alice", ids, just(UserChange(records=records)))
+
+        def rescore(view: UserView, _: None) -> UserChange:
+            return UserChange(scores=dict.fromkeys(view.records, 0.5), outcome=len(view.records))
+
+        def pages() -> list[int]:
+            saved = (DocumentState.CLAIMED, DocumentState.PINNED)
+            return [change.outcome for change in store.change_pages("alice", saved, lambda _: None, rescore)]
+
+        assert pages() == [documents]  # a server that was just started learns the scripts first
+        sent: list[str] = []
+        client.before = lambda args: sent.append(args[0])
+        assert pages() == [documents]
+        assert sent.count("EVALSHA") == 2
+        assert [record.decay_score for record in store.list_claimed("alice")] == [0.5] * documents
 
 
 class TestInterruptions:
