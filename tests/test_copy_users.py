@@ -181,6 +181,16 @@ def test_chunks_that_were_forgotten_come_with_the_next_run(
         assert told(target, target.chunk_store, "ada") == expected
 
 
+def test_a_user_whom_nobody_knows_is_named() -> None:
+    """Who is asked for by name, and not there, is told of; the others come."""
+    target = MemoryStateStore()
+    report = copy_users(lived_in(MemoryStateStore()).store, target, users=["bob", "Bob"])
+    assert [(note.user_id, note.text) for note in report.skipped] == [
+        ("Bob", "the old place knows nothing of this user")
+    ]
+    assert (report.users, report.is_whole, target.all_users()) == (1, False, (["bob"], {}))
+
+
 class Terse(MemoryStateStore):
     """Keeps little history."""
 

@@ -264,10 +264,14 @@ class _Copying:
         """Copy a user, page by page."""
         report = self._report
         try:
-            clocks = self._source.begin(user_id).clocks
+            start = self._source.begin(user_id)
             there = self._target.begin(user_id) if self._is_there else QueryStart(Clocks(), 0, 0)
         except CorruptDataError as error:
             report.skipped.append(DocumentNote(user_id, "*", str(error)))
+            return
+        clocks = start.clocks
+        if not start.revision:
+            report.skipped.append(DocumentNote(user_id, "*", "the old place knows nothing of this user"))
             return
         if there.revision and there.clocks != clocks:
             why = (
