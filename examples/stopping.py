@@ -39,17 +39,18 @@ def running(start: Callable[[], Started], stop: Callable[[Started], object]) -> 
     """
     started: list[Started] = []
     try:
-        with _undisturbed():
+        with undisturbed():
             started.append(start())
         yield started[0]
     finally:
-        with _undisturbed():
+        with undisturbed():
             for each in started:
                 stop(each)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
+    """A block that is not broken off: a signal that comes meanwhile is obeyed afterwards."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda which, _: came.append(which)) for number in STOPPING}
     try:
@@ -69,7 +70,8 @@ def worker_process(
     # Spawned, not forked: as a server starts its workers, with nothing inherited.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer, initargs) as process:
         try:
-            with unheard(signal.SIGINT):
+            # Not broken off: the process reads what it is to do from this one, and would tell of a half in a traceback.
+            with unheard(signal.SIGINT), undisturbed():
                 process.submit(int)  # the process starts when there is something to do
             yield process
         except BaseException:

@@ -315,7 +315,12 @@ class _APSchedulerTimer:
 
     def _fire(self) -> None:
         # APScheduler's own threads are waited for when Python ends; a run is not.
-        threading.Thread(target=self._work, name="rag_wiki-decay-run", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name="rag_wiki-decay-run", daemon=True).start()
+        except RuntimeError as error:
+            # Python 3.12 and later begin no threads while they end; the next process will see to it.
+            if "interpreter shutdown" not in str(error):
+                raise
 
     def _work(self) -> None:
         if not self._at_work.acquire(blocking=False):

@@ -75,7 +75,7 @@ ODD: dict[str, Any] = {
     "numpy truth": np.bool_(True),
     "numpy text": np.str_("text"),
     "numpy moment": np.datetime64("2026-01-01T12:00:00.000000001"),
-    "no moment": np.datetime64("NaT"),
+    "no moment": np.datetime64("NaT", "s"),
     "long double": np.longdouble("1.5"),
     "array": np.arange(6).reshape(2, 3),
     "raw": b"\xff\x00",
