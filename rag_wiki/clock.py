@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import TypeAlias
 
-__all__ = ["Clock", "as_utc", "days_between", "later", "utc_now"]
+__all__ = ["Clock", "as_utc", "days_between", "later", "parse_utc", "utc_now"]
 
 Clock: TypeAlias = Callable[[], datetime]
 """Something that tells the present moment as an aware UTC datetime."""
@@ -25,6 +25,17 @@ def as_utc(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         return moment.replace(tzinfo=timezone.utc)
     return moment.astimezone(timezone.utc)
+
+
+def parse_utc(text: str) -> datetime:
+    """The instant of its ISO form, in UTC; without an offset it is read as UTC.
+
+    Raises:
+        ValueError: It is none.
+        OverflowError: UTC has no such instant.
+    """
+    # Python 3.10 does not know the letter.
+    return as_utc(datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text))
 
 
 def later(moment: datetime, span: timedelta) -> datetime:

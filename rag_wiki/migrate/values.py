@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from rag_wiki.clock import as_utc
+from rag_wiki.clock import parse_utc
 
 __all__ = ["moment_of", "number_of", "text_of", "whole_of"]
 
@@ -42,6 +42,6 @@ def moment_of(value: object) -> datetime | None:
     if not isinstance(value, str):
         return None
     try:
-        return as_utc(datetime.fromisoformat(f"{value[:-1]}+00:00" if value.endswith(("Z", "z")) else value))
+        return parse_utc(value)
     except (OverflowError, ValueError):
         return None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rag_wiki import events
-from rag_wiki.clock import as_utc
+from rag_wiki.clock import as_utc, parse_utc
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
 from rag_wiki.storage.chunk_store import (
@@ -615,7 +615,7 @@ def _sum_hits(files: Sequence[_HitsFile]) -> dict[int, ChunkHits]:
             parts = line.split(" ")
             # A line that a crash cut short is a hit lost, not a reason to lose the others.
             try:
-                index, count, last = int(parts[0]), int(parts[1]), as_utc(datetime.fromisoformat(parts[2]))
+                index, count, last = int(parts[0]), int(parts[1]), parse_utc(parts[2])
             except (IndexError, ValueError):
                 continue
             counted[index] = ChunkHits((counted[index].count if index in counted else 0) + count, last)

@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rag_wiki.clock import as_utc
+from rag_wiki.clock import as_utc, parse_utc
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
 from rag_wiki.storage.records import (
@@ -299,7 +299,7 @@ def decode_note(payload: str, name: str) -> str:
 def decode_moment(payload: str, what: str) -> datetime:
     """The moment of its ISO form, aware, in UTC."""
     try:
-        return as_utc(datetime.fromisoformat(payload))
+        return parse_utc(payload)
     except UNREADABLE as error:
         msg = f"stored {what} can't be read back: {error}. Delete it, or restore it from a backup."
         raise CorruptDataError(msg) from error
@@ -420,7 +420,7 @@ def decode_record(stored: StoredDocument, clocks: Clocks, user_key: str) -> User
         payload = _loads(stored.text)
         seen, hit = payload.pop("seen_at"), payload.pop("hit_at")
         for name in payload.keys() & _TIMES:
-            payload[name] = as_utc(datetime.fromisoformat(payload[name]))
+            payload[name] = parse_utc(payload[name])
         for name in payload.keys() & _TUPLES:
             payload[name] = tuple(payload[name])
         # Filled in by hand: the constructor's checks take longer than all the rest, and were made when it was written.
@@ -525,7 +525,7 @@ def decode_event(payload: str) -> DocumentEvent:
     """The event of a payload."""
     values = load_json(payload, "event")
     try:
-        at = as_utc(datetime.fromisoformat(values.pop("at")))
+        at = parse_utc(values.pop("at"))
         came_from, went_to = DocumentState(values.pop("from_state")), DocumentState(values.pop("to_state"))
         return DocumentEvent(at=at, from_state=came_from, to_state=went_to, **values)
     except UNREADABLE as error:

@@ -334,7 +334,9 @@ def test_no_score_of_the_source_makes_provenance_unreadable(score: Any) -> None:
     world.shows(odd, document("fine", "Pods, too", score=np.float32(0.5)))
     told = Told()
     documents, provenance = retriever.invoke_with_provenance(POD_QUESTION, {"callbacks": [told]})
-    assert documents[0].metadata["score"] is score
+    # Some releases of numpy copy their numbers.
+    served = documents[0].metadata["score"]
+    assert (type(served), repr(served)) == (type(score), repr(score))
     for told_of in (provenance.to_dict(), *told.events):
         plain = json.loads(json.dumps(told_of, allow_nan=False))
         assert [source["scores"] for source in plain["sources"]] == [[], [0.5]]
