@@ -23,6 +23,7 @@ from rag_wiki.storage.records import RetrievedText, UserDocRecord, join_halves
 from rag_wiki.texts import flat, join_texts, shared_length
 
 __all__ = [
+    "IDENTIFYING_KEYS",
     "CachedDocument",
     "GlobalDocument",
     "as_id",
@@ -34,6 +35,8 @@ __all__ = [
     "read_global",
 ]
 
+IDENTIFYING_KEYS = ("doc_id", "source", "doc_path")
+"""The metadata that identifies a document, the first first, where no other is named."""
 _POSITION = itemgetter(0)
 _ATOMS = (str, int, float, bool, type(None))
 _ATOM_SET = frozenset(_ATOMS)
@@ -163,7 +166,7 @@ def identify(document: Document, document_id: str | Callable[[Document], str | N
         except LookupError:
             # The usual function looks into the metadata; a document without the key has no id.
             return None
-    return _first_id(document.metadata, ("doc_id", "source", "doc_path") if document_id is None else (document_id,))
+    return _first_id(document.metadata, IDENTIFYING_KEYS if document_id is None else (document_id,))
 
 
 def _first_id(metadata: Mapping[str, Any], keys: Sequence[str]) -> str | None:

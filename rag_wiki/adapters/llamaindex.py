@@ -36,7 +36,7 @@ from pydantic import SkipValidation
 
 from rag_wiki.bound import BoundRetriever
 from rag_wiki.errors import ConfigurationError, InvalidUserError, MissingExtraError
-from rag_wiki.pieces import as_id, as_number, identify
+from rag_wiki.pieces import IDENTIFYING_KEYS, as_id, as_number, identify
 from rag_wiki.retriever import RagWikiRetriever, RetrievalResult
 from rag_wiki.storage.records import check_user_id
 from rag_wiki.transparency.provenance import ProvenanceBlock
@@ -77,9 +77,6 @@ __all__ = [
 _ID_KEYS = ("doc_id", "document_id", "source", "doc_path", "file_path")
 _TITLE_KEYS = ("title", "file_name")
 _PATH_KEYS = ("file_path", "source", "url")
-
-_IDENTIFYING_KEYS = ("doc_id", "source", "doc_path")
-"""What `RagWikiRetriever` identifies a document by; see `identify`."""
 
 # Says in a record or a trace what kind of id this is, and keeps it apart from every id that a source gives.
 _CONTENT_ID_PREFIX = "content-sha256:"
@@ -413,7 +410,7 @@ def node_to_document(node_with_score: NodeWithScore) -> Document:
         metadata["score"] = float(score)
 
     if refers:
-        for key in _IDENTIFYING_KEYS:
+        for key in IDENTIFYING_KEYS:
             _move_aside(metadata, key)
     known_keys = {"doc_title": _TITLE_KEYS} if refers else {"doc_title": _TITLE_KEYS, "doc_path": _PATH_KEYS}
     for key, known_as in known_keys.items():
@@ -511,7 +508,7 @@ def _node_metadata(document: Document) -> tuple[dict[str, Any], dict[str, list[s
 def _as_it_was(original: BaseNode, document: Document, doc_id: str | None) -> BaseNode:
     """A copy of a node that LlamaIndex found, with our metadata, none of which goes where its own did not."""
     ours, _ = _node_metadata(document)
-    for key in (*_IDENTIFYING_KEYS, "score"):
+    for key in (*IDENTIFYING_KEYS, "score"):
         if key in original.metadata:
             # Moved aside in the Document; here it is back.
             ours.pop(f"original_{key}", None)

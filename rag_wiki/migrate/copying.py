@@ -22,7 +22,7 @@ from rag_wiki.migrate.places import (
     telling,
 )
 from rag_wiki.migrate.report import DocumentNote, MigrationReport
-from rag_wiki.migrate.write import are_equal
+from rag_wiki.migrate.write import NEVER, compared_fields, differing_chunks
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkHits, ChunkStore, new_copy_id
 from rag_wiki.storage.codec import is_same_user
@@ -44,8 +44,6 @@ _AT_ONCE = 100
 """Documents that are read, written and read back together, with their contents and chunks."""
 _CHUNKS = "chunks"
 """What is said of a document whose copy is in one place alone."""
-_NEVER = 2**31
-"""Queries after which an idle document is told: here nobody asks for those."""
 
 
 def copy_users(
@@ -120,18 +118,15 @@ def copy_users(
         )
         names, unreadable = _names(source.store, users)
         report.skipped += unreadable
+        progress = on_progress or (lambda _done, _total: None)
         for done, user_id in enumerate(names):
-            (on_progress or _tell_nobody)(done, len(names))
+            progress(done, len(names))
             copying.copy(user_id)
-        (on_progress or _tell_nobody)(len(names), len(names))
+        progress(len(names), len(names))
         brought.keep()
     if report.mismatches:
         raise MismatchError(report)
     return report
-
-
-def _tell_nobody(_done: int, _total: int) -> None:
-    """Nobody wants to know."""
 
 
 def _names(store: StateStore, users: Iterable[str] | None) -> tuple[list[str], list[DocumentNote]]:
@@ -150,7 +145,7 @@ class _Side(NamedTuple):
 
     def begin(self, user_id: str) -> QueryStart:
         """The user's counters."""
-        return self.store.begin_query(user_id, _NEVER, _NEVER)
+        return self.store.begin_query(user_id, NEVER, NEVER)
 
 
 class _Document(NamedTuple):
@@ -215,7 +210,7 @@ def _differences(there: _Document, document: _Document, history_limit: int) -> l
 
     Its copy has another id there, and its life began there; of a long history the newest part is kept.
     """
-    names = [name for name in UserDocRecord.__dataclass_fields__ if name not in ("life", "why", "copy_id")]
+    names = compared_fields("copy_id")
     wrong = [name for name in names if getattr(there.record, name) != getattr(document.record, name)]
     history = [*document.history][-history_limit:] if history_limit > 0 else []
     if [*there.history] != history:
@@ -228,9 +223,7 @@ def _differences(there: _Document, document: _Document, history_limit: int) -> l
 def _differing_chunks(there: _Document, document: _Document) -> list[str]:
     if there.copy is None or document.copy is None:
         return [] if there.copy is document.copy else [_CHUNKS]
-    parts = ("indices", "texts", "sections", "embedding", "metadata", "without_vector", "chunk_metadata")
-    wrong = [f"chunks: {name}" for name in parts if getattr(there.copy, name) != getattr(document.copy, name)]
-    wrong += [] if are_equal(there.copy, document.copy) else ["chunks: vectors"]
+    wrong = differing_chunks(there.copy, document.copy)
     return wrong + ([] if there.hits == document.hits else ["chunks: hits"])
 
 

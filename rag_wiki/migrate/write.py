@@ -28,12 +28,12 @@ from rag_wiki.storage.records import (
     UserView,
 )
 
-__all__ = ["Writer", "are_equal"]
+__all__ = ["NEVER", "Writer", "compared_fields", "differing_chunks"]
 
 _COPY_FIELDS = ("copy_id", "chunk_count", "content_source")
 _TEXT_FIELDS = ("retrieved", "retrieved_seen", "retrieved_chars")
 _WHY = "brought over from release 0.2"
-_NEVER = 2**31
+NEVER = 2**31
 """Queries after which an idle document is told: here nobody asks for those."""
 _WHAT = {
     DocumentState.SURFACED: "surfaced",
@@ -268,7 +268,7 @@ class Writer:
     def _was_changed_since(self, item: Item) -> bool:
         """Whether somebody else changed the user or the document since it was written: an application that runs."""
         user_id, doc_id = item.record.user_id, item.record.doc_id
-        now = self._store.begin_query(user_id, _NEVER, _NEVER)
+        now = self._store.begin_query(user_id, NEVER, NEVER)
         if now.revision == 0:
             # Forgotten; but not if a record is left.
             return self._store.get(user_id, doc_id) is None
@@ -289,7 +289,7 @@ class Writer:
         found = self._store.get(expected.user_id, expected.doc_id)
         if found is None:
             return ["its record is not there"]
-        wrong = [name for name in _names() if getattr(found, name) != getattr(expected, name)]
+        wrong = [name for name in compared_fields() if getattr(found, name) != getattr(expected, name)]
         if item.draft.texts:
             texts = self._store.retrieved_texts(expected.user_id, expected.doc_id)
             wrong += ["retrieved texts"] if [*map(_told, texts)] != [*map(_told, item.draft.texts)] else []
@@ -306,19 +306,17 @@ class Writer:
         copy = self._chunks.load_copy(user_id, doc_id, copy_id)
         if copy is None:
             return ["its chunks are not there"]
-        names = ("indices", "texts", "sections", "embedding", "without_vector")
-        wrong = [f"chunks: {name}" for name in names if getattr(copy, name) != getattr(item.copy, name)]
-        wrong += [] if are_equal(copy, item.copy) else ["chunks: vectors"]
+        wrong = differing_chunks(copy, item.copy)
         wrong += [] if self._chunks.place.hits(user_id, doc_id, copy_id) == item.hits else ["chunks: hits"]
         return wrong
 
 
-def _names(*without: str) -> list[str]:
+def compared_fields(*without: str) -> list[str]:
     """The fields of a record that are compared."""
     return [field.name for field in fields(UserDocRecord) if field.compare and field.name not in without]
 
 
-_BROUGHT = _names(*_COPY_FIELDS, *_TEXT_FIELDS, "full_content")
+_BROUGHT = compared_fields(*_COPY_FIELDS, *_TEXT_FIELDS, "full_content")
 
 
 def _difference(existing: UserDocRecord, item: Item) -> list[str]:
@@ -355,7 +353,16 @@ def _told(text: RetrievedText) -> tuple[str, str, int | None]:
     return text.digest, text.text, text.chunk_index
 
 
-def are_equal(one: ChunkCopy, other: ChunkCopy) -> bool:
+def differing_chunks(one: ChunkCopy, other: ChunkCopy) -> list[str]:
+    """What of two copies is not the same, in words; their ids are their own."""
+    wrong = [f"chunks: {name}" for name in _COMPARED_CHUNKS if getattr(one, name) != getattr(other, name)]
+    return wrong if _same_vectors(one, other) else [*wrong, "chunks: vectors"]
+
+
+_COMPARED_CHUNKS = [field.name for field in fields(ChunkCopy) if field.name not in ("copy_id", "vectors")]
+
+
+def _same_vectors(one: ChunkCopy, other: ChunkCopy) -> bool:
     """Whether two copies have the same vectors."""
     if one.vectors is None or other.vectors is None:
         return one.vectors is other.vectors

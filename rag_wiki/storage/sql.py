@@ -624,18 +624,17 @@ class SQLStateStore(StateStore):
             return connection.execute(query).scalars().all()
 
     def _active_users(self) -> Iterable[str | UnreadableUser]:
-        query = sa.select(users_table.c.user_key, users_table.c.user_id).where(users_table.c.saved > 0)
-        with self._database.reading() as connection:
-            return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
+        return self._users_where(users_table.c.saved > 0)
 
     def _all_users(self) -> Iterable[str | UnreadableUser]:
-        query = sa.select(users_table.c.user_key, users_table.c.user_id)
-        with self._database.reading() as connection:
-            return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
+        return self._users_where(sa.true())
 
     def _users_with(self, doc_key: str) -> Iterable[str | UnreadableUser]:
         knows = sa.select(documents_table.c.user_key).where(documents_table.c.doc_key == doc_key)
-        query = sa.select(users_table.c.user_key, users_table.c.user_id).where(users_table.c.user_key.in_(knows))
+        return self._users_where(users_table.c.user_key.in_(knows))
+
+    def _users_where(self, condition: sa.ColumnElement[bool]) -> list[str | UnreadableUser]:
+        query = sa.select(users_table.c.user_key, users_table.c.user_id).where(condition)
         with self._database.reading() as connection:
             return [read_user_id(user_key, user_id) for user_key, user_id in connection.execute(query)]
 
