@@ -229,6 +229,16 @@ def test_who_is_forgotten_meanwhile_does_not_come_back(monkeypatch: pytest.Monke
     assert [note.doc_id for note in report.kept] == ["images", "pods", "tax"]
 
 
+def test_who_never_asked_does_not_come_back_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters at zero tell nothing of who was forgotten meanwhile: the user's revision does."""
+    monkeypatch.setattr("rag_wiki.migrate.copying._AT_ONCE", 1)
+    store, target = MemoryStateStore(), Forgetting()
+    for doc_id in ("one", "two"):
+        store.upsert(UserDocRecord("ada", doc_id, doc_id, doc_id))
+    copy_users(store, target)
+    assert target.all_users() == ([], {})
+
+
 def test_counters_that_can_not_be_read_stop_nobody_else(
     make_store: Callable[[str], StateStore], tmp_path: Path
 ) -> None:

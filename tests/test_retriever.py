@@ -41,11 +41,13 @@ from rag_wiki import (
     MemoryStateStore,
     ProvenanceBlock,
     RagWikiRetriever,
+    RagWikiRetrieverConfig,
     StateStore,
     SuggestionEvent,
     UnexpectedArgumentError,
     UnknownDocumentError,
 )
+from rag_wiki.pieces import read_global
 
 CLAIMED, PINNED, DEMOTED = DocumentState.CLAIMED, DocumentState.PINNED, DocumentState.DEMOTED
 IMAGES = "Images are built in layers."
@@ -538,6 +540,27 @@ def test_the_id_of_a_document_in_an_answer_is_what_actions_take(world: World) ->
     (saved, *_) = retriever.invoke(POD_QUESTION)
     assert (saved.metadata["from_cache"], retriever.doc_id_of(saved)) == (True, "3")
     assert retriever.doc_id_of(Document("never shown", metadata={"sku": " "})) is None
+    assert retriever.doc_id_of(Document("a copy", metadata={"from_cache": True, "doc_id": "3"})) == "3"
+
+
+def test_pieces_are_told_apart_by_text_number_and_version() -> None:
+    """However often they were seen: the same piece has one digest, in whatever way its text is laid out."""
+    config = RagWikiRetrieverConfig(version_key="version")
+    pieces = [("a text", 0, 1), ("a text", 0, 2), ("a text", 1, 1), ("another", 0, 1)]
+
+    def digests(layout: str) -> list[str]:
+        return [
+            read_global(
+                Document(
+                    text.replace(" ", layout), metadata={"doc_id": "d", "chunk_index": number, "version": version}
+                ),
+                config,
+            ).digest
+            for text, number, version in pieces
+        ]
+
+    assert len(set(digests(" "))) == len(pieces)
+    assert digests(" ") == digests(" ") == digests(" \n ")
 
 
 def test_a_document_that_nothing_identifies_passes_through(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -356,6 +356,7 @@ class TestConfiguration:
 CORRUPT = [
     "UPDATE rag_wiki_documents SET payload = 'torn {'",
     "UPDATE rag_wiki_documents SET payload = '[]'",
+    "UPDATE rag_wiki_documents SET payload = payload || ' {}'",
     "UPDATE rag_wiki_documents SET payload = '{}'",
     'UPDATE rag_wiki_documents SET payload = replace(payload, \'"fetch_count":1\', \'"fetch_count":1,"copy_id":1e\')',
     "UPDATE rag_wiki_documents SET state = 'NEVER HEARD OF'",

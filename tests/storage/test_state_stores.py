@@ -10,6 +10,7 @@ import pytest
 from conftest import BACKENDS
 
 from rag_wiki import StateStore
+from rag_wiki.storage.codec import storage_key
 from rag_wiki.storage.records import UserChange
 from rag_wiki.testing import StateStoreConformance
 from rag_wiki.testing.awkward import a_record, an_event, just
@@ -50,3 +51,10 @@ class TestStateStores(StateStoreConformance):
         finally:
             monkeypatch.undo()
             time.tzset()
+
+
+def test_forgetting_remembers_no_id(state_store: StateStore) -> None:
+    """What makes keys of ids keeps some of them at hand; not of who was forgotten."""
+    state_store.upsert(a_record("somebody", "secret"))
+    state_store.forget_user("somebody")
+    assert storage_key.cache_info().currsize == 0
