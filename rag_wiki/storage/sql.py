@@ -280,13 +280,18 @@ class SQLDatabase:
         connection = engine.raw_connection()
         try:
             with self.begin(connection, writes=writes):
+                cursor = connection.cursor()
                 try:
-                    yield DriverCursor(connection.cursor(), self._texts_of(engine))
+                    yield DriverCursor(cursor, self._texts_of(engine))
                     if writes:
                         connection.commit()
                 except BaseException:
                     connection.rollback()
                     raise
+                finally:
+                    # sqlite3 hands one prepared statement to all cursors of a connection, and a cursor resets it when
+                    # it goes: left to the caller's frame, it would do so in the middle of the next one's statement.
+                    cursor.close()
         except engine.dialect.loaded_dbapi.Error:
             # A connection that broke, or could not be put right, is nobody's any more; and it was hardly the only one.
             if getattr(connection.driver_connection, "broken", False):

@@ -21,6 +21,8 @@ from rag_wiki.storage.records import UserChange
 from rag_wiki.storage.sqlite import SQLiteDatabase, SQLiteStateStore
 from rag_wiki.testing.awkward import NOON, a_record, a_text, an_event, in_threads, just
 
+ONE: sa.Select[Any] = sa.select(sa.literal_column("1"))
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -147,6 +149,17 @@ class TestInMemory:
         with SQLiteStateStore("sqlite:///:memory:") as store:
             in_threads(8, lambda number: store.upsert(a_record(doc_id=f"d{number}")))
             assert [record.doc_id for record in store.list_surfaced("alice")] == [f"d{number}" for number in range(8)]
+
+    @pytest.mark.parametrize("kind", ["file", "memory"])
+    def test_a_cursor_ends_with_its_transaction(self, kind: str, url: str) -> None:
+        """Whoever keeps a cursor holds no statement: one that went later would reset what another thread is running."""
+        database = SQLiteDatabase(url if kind == "file" else "sqlite:///:memory:")
+        for writes in (False, True):
+            with database.driver(writes=writes) as cursor:
+                assert cursor.rows(ONE) == [(1,)]
+            with pytest.raises(sqlite3.ProgrammingError, match="closed cursor"):
+                cursor.rows(ONE)
+        database.close()
 
     def test_two_stores_do_not_share_data(self) -> None:
         """Each in-memory store has a database of its own."""
