@@ -664,6 +664,9 @@ def _make_few(paths: Sequence[Path], chunks: Path) -> None:
             write_aside(made[-1], first.encode("ascii") + b"\n" + _encode_hits(counted))
             for path in ours:
                 path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        # The copy was removed meanwhile, or another process is as tidy at this very moment: what is there still counts.
+        pass
     except (OSError, CorruptDataError) as error:
         events.HITS_NOT_SUMMED.log(
             "hits beside %s are not summed up this time: %r", chunks.name, error, file=chunks.name
@@ -673,6 +676,8 @@ def _make_few(paths: Sequence[Path], chunks: Path) -> None:
             # It was removed meanwhile; hits without it would be left over for good.
             for path in made:
                 path.unlink(missing_ok=True)
+            # Its folder went with the last copy, perhaps before what is summed up was written into it.
+            _remove_empty(chunks.parent)
 
 
 def _close(path: Path) -> Path:

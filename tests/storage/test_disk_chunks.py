@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,30 +253,47 @@ class TestDamage:
             sweep()
         assert len(files(root, "*.hits")) == 1
 
+    @pytest.mark.parametrize(
+        "remove", [lambda store: store.delete("alice", "d"), lambda store: store.delete_user("alice")]
+    )
+    @pytest.mark.parametrize(("owner", "name"), [(Path, "lstat"), (Path, "rename"), (tempfile, "mkstemp")])
     def test_a_copy_that_goes_while_its_hits_are_summed_up_leaves_nothing(
-        self, store: ChunkStore, root: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        root: Path,
+        remove: Callable[[ChunkStore], object],
+        owner: Any,
+        name: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """When another process removes the copy in the middle of a sweep, no file of hits is left."""
-        rename = Path.rename
-        for step in (1, 2, 3, 4, 5):
+        """When another process removes the copy in the middle of a sweep, no file, no folder and no warning is left."""
+        act, steps = getattr(owner, name), range(1, 7)
+        reached = 0
+        for step in steps:
+            store = ChunkStore(root)
             store.save_chunks("alice", "d", [{"chunk_index": 0, "text": "t", "vector": None}])
             for _ in range(3):
                 ChunkStore(root).record_hits("alice", "d", [0], NOON)
-            renames = [step]
+            left = [step]
 
-            def remove_then_rename(path: Path, target: Path, renames: list[int] = renames) -> Path:
-                renames[0] -= 1
-                if renames[0] == 0:
-                    ChunkStore(root).delete("alice", "d")
-                return rename(path, target)
+            def remove_then_act(*arguments: Any, left: list[int] = left, **named: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    remove(ChunkStore(root))
+                return act(*arguments, **named)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(Path, "rename", remove_then_rename)
-                for _ in range(2):
-                    for path in files(root, "*.hits"):
-                        os.utime(path, (time.time() - 2 * DAY,) * 2)
+            for _ in range(2):
+                for path in files(root, "*.hits"):
+                    os.utime(path, (time.time() - 2 * DAY,) * 2)
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, name, remove_then_act)
                     store.tidy("alice")
-            assert files(root) == []
+            reached += left[0] <= 0
+            assert caplog.records == []
+            if left[0] <= 0:
+                assert list(root.rglob("*")) == []
+            remove(store)
+        assert reached >= 1
 
     def test_foreign_files_in_the_folder_are_left_alone(self, store: ChunkStore, root: Path) -> None:
         """Files that are not ours make no copies, whatever they are called."""
