@@ -115,6 +115,8 @@ _MAGIC = b"rag_wiki chunks 1\n"
 _LENGTHS = struct.Struct("<QQQI")
 """The lengths of header, texts and vectors, and the header's checksum; it holds those of the other two."""
 _LONGEST_HITS_FILE = 64 * 1024
+_SMALL_FILE = 256 * 1024
+"""Bytes of a chunk file that are read at once; of a larger one the parts that are asked for."""
 
 
 class DiskPlace(ChunkPlace):
@@ -141,7 +143,7 @@ class DiskPlace(ChunkPlace):
         header, texts = copy.header.encode(), (copy.texts or "").encode()
         vectors = copy.vectors or b""
         lengths = _LENGTHS.pack(len(header), len(texts), len(vectors), zlib.crc32(header))
-        path = self._path(user_id, doc_id, copy.copy_id)
+        path = Path(self._path(user_id, doc_id, copy.copy_id))
         write_aside(path, b"".join([_MAGIC, lengths, header, texts, vectors]))
 
     def copies(self, user_id: str, doc_id: str) -> list[str]:
@@ -155,14 +157,15 @@ class DiskPlace(ChunkPlace):
             opened = _open(path)
             if opened is None:
                 return None
-            with os.fdopen(opened, "rb") as file:
+            size = os.fstat(opened).st_size
+            # Most files are small, and then one read gets all of them.
+            with os.fdopen(opened, "rb", buffering=min(max(size, 512), _SMALL_FILE)) as file:
                 head = file.read(len(_MAGIC) + _LENGTHS.size)
                 if len(head) != len(_MAGIC) + _LENGTHS.size or not head.startswith(_MAGIC):
                     raise _torn(path)
                 *sizes, checksum = _LENGTHS.unpack(head[len(_MAGIC) :])
-                if file.seek(0, os.SEEK_END) != len(head) + sum(sizes):
+                if size != len(head) + sum(sizes):
                     raise _torn(path)
-                file.seek(len(head))
                 header = file.read(sizes[0])
                 if zlib.crc32(header) != checksum:
                     raise _torn(path)
@@ -231,6 +234,7 @@ class DiskPlace(ChunkPlace):
                 # A torn one counts as none, and goes all the same.
                 chunks += count_chunks(_header(named) or b"")
             _remove_folder(folder)
+        user_folder.cache_clear()
         return chunks
 
     def add_hits(
@@ -238,19 +242,19 @@ class DiskPlace(ChunkPlace):
     ) -> None:
         """Count hits of each chunk: a few bytes are appended, nothing is rewritten."""
         path = self._path(user_id, doc_id, copy_id)
-        hits, moment = path.with_suffix(f".{self._writer}.hits"), as_utc(now).isoformat()
+        hits, moment = f"{path.removesuffix('.chunks')}.{self._writer}.hits", as_utc(now).isoformat()
         lines = "".join([f"{index} {count} {moment}\n" for index in indices]).encode("ascii")
         with self._lock:
             size = _append(hits, lines)
             if size is None:
                 # The first hits of the copy, or it is gone; hits without one would be left over for good.
                 with contextlib.suppress(FileNotFoundError):
-                    if path.exists():
+                    if Path(path).exists():
                         size = _append(hits, lines, os.O_CREAT)
-                if not path.exists():
-                    hits.unlink(missing_ok=True)
+                if not Path(path).exists():
+                    Path(hits).unlink(missing_ok=True)
             if size is not None and size > _LONGEST_HITS_FILE:
-                write_aside(hits, _encode_hits(_sum_hits(_read_hits([hits]))))
+                write_aside(Path(hits), _encode_hits(_sum_hits(_read_hits([Path(hits)]))))
 
     def hits(self, user_id: str, doc_id: str, copy_id: str) -> dict[int, ChunkHits]:
         """The hits of a copy."""
@@ -279,8 +283,9 @@ class DiskPlace(ChunkPlace):
     def _folder(self, user_id: str) -> Path:
         return user_folder(self.root, user_id) / "chunks"
 
-    def _path(self, user_id: str, doc_id: str, copy_id: str) -> Path:
-        return self._folder(user_id) / f"{_digest(doc_id)}.{copy_id}.chunks"
+    def _path(self, user_id: str, doc_id: str, copy_id: str) -> str:
+        """The file of a copy. As text: each hit asks for it, and a Path takes ten times as long."""
+        return f"{user_folder(self.root, user_id)}{os.sep}chunks{os.sep}{_digest(doc_id)}.{copy_id}.chunks"
 
     def _files(self, user_id: str, doc_id: str, kind: str) -> list[tuple[str, Path]]:
         """The document's files of a kind, each with the id of its copy; others in the folder are not ours."""
@@ -368,6 +373,7 @@ class DocumentFolder:
         folder = self._folder(user_id)
         files = len(_listed(folder, "*.md"))
         _remove_folder(folder)
+        user_folder.cache_clear()
         return files
 
     def count(self, user_id: str) -> int:
@@ -514,16 +520,17 @@ def _time_of(paths: Sequence[Path]) -> int | None:
     return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
 
 
-def _torn(path: Path) -> CorruptDataError:
+def _torn(path: str | Path) -> CorruptDataError:
+    name = Path(path).name
     return CorruptDataError(
-        f"the chunk file {path.name} is torn or not ours; refresh the document to save it anew, or delete the file"
+        f"the chunk file {name} is torn or not ours; refresh the document to save it anew, or delete the file"
     )
 
 
 _GUARDED = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
-def _open(path: Path, flags: int = os.O_RDONLY) -> int | None:
+def _open(path: str | Path, flags: int = os.O_RDONLY) -> int | None:
     """Open a file of ours; `None` when it is not there. All that is read or added to is opened here.
 
     Whatever else lies there is not waited for, as a pipe would have us do, and not followed, as a link would.
@@ -542,7 +549,7 @@ def _open(path: Path, flags: int = os.O_RDONLY) -> int | None:
     raise _torn(path)
 
 
-def _append(path: Path, content: bytes, flags: int = 0) -> int | None:
+def _append(path: str | Path, content: bytes, flags: int = 0) -> int | None:
     """Add to the end of a file; its size then, or `None` when it is not there."""
     file = _open(path, os.O_WRONLY | os.O_APPEND | flags)
     if file is None:

@@ -179,18 +179,19 @@ def decode_copy(user_id: str, doc_id: str, stored: StoredCopy) -> ChunkCopy:
         raise CorruptDataError(msg) from error
 
 
+_KINDS_IN_LISTS: tuple[tuple[str, frozenset[type]], ...] = (
+    ("indices", frozenset({int})),
+    ("sections", frozenset({str, type(None)})),
+    ("without_vector", frozenset({int})),
+    ("chunk_metadata", frozenset({dict})),
+)
+_KINDS: tuple[tuple[str, type], ...] = (("embedding", str), ("metadata", dict), ("width", int))
+
+
 def _check_header(header: Mapping[str, Any]) -> None:
     """Raise `TypeError` or `ValueError` for fields that no copy has: whoever reads it relies on them."""
-    kinds: list[tuple[str, set[type], set[type]]] = [
-        ("indices", {*map(type, header["indices"])}, {int}),
-        ("sections", {*map(type, header["sections"])}, {str, type(None)}),
-        ("without_vector", {*map(type, header["without_vector"])}, {int}),
-        ("chunk_metadata", {*map(type, header.get("chunk_metadata", ()))}, {dict}),
-        ("embedding", {type(header["embedding"])}, {str}),
-        ("metadata", {type(header["metadata"])}, {dict}),
-        ("width", {type(header["width"])}, {int}),
-    ]
-    wrong = [name for name, found, right in kinds if not found <= right]
+    wrong = [name for name, right in _KINDS_IN_LISTS if not right.issuperset(map(type, header.get(name, ())))]
+    wrong += [name for name, right in _KINDS if type(header[name]) is not right]
     if wrong:
         msg = f"wrong types in {', '.join(wrong)}"
         raise TypeError(msg)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rag_wiki import ChunkStore, CorruptDataError, DocumentState, UserDocRecord
-from rag_wiki.storage.chunk_places import DocumentFolder
+from rag_wiki.storage.chunk_places import DocumentFolder, user_folder
 from rag_wiki.storage.chunk_store import ChunkCopy, new_copy_id
 from rag_wiki.testing.awkward import AWKWARD_IDS, NOON, a_record, in_threads
 
@@ -312,6 +312,13 @@ class TestDamage:
 
 class TestNames:
     """Where files are put."""
+
+    def test_forgetting_remembers_no_user(self, store: ChunkStore) -> None:
+        """The folders of users are kept at hand; not of who was forgotten."""
+        store.save_copy("somebody", "d", a_copy())
+        assert user_folder.cache_info().currsize > 0
+        store.delete_user("somebody")
+        assert user_folder.cache_info().currsize == 0
 
     def test_all_files_stay_inside_the_folder(self, tmp_path: Path) -> None:
         """Whatever user and document ids hold, every file lies below the folder that was given."""
