@@ -86,7 +86,7 @@ class Convoy(Generic[A, T]):
         carry: Carries out requests of one key, and returns a result for each; it must not raise but for all.
     """
 
-    most_together = 16
+    most_together = 8
     """Few enough that the thread gives way to the loop soon."""
 
     def __init__(self, carry: Callable[[Hashable, Sequence[A]], Sequence[T]]) -> None:
