@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -20,6 +20,8 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from numpy.typing import NDArray
+
+K = TypeVar("K")
 
 USER = "ada"
 WIDTH = 384
@@ -212,6 +214,18 @@ def samples(step: Callable[[], object], pace: Pace) -> list[float]:
         start = time.perf_counter()
         step()
         taken.append(time.perf_counter() - start)
+    return taken
+
+
+def samples_in_turns(steps: Mapping[K, Callable[[], object]], pace: Pace) -> dict[K, list[float]]:
+    """The seconds that each of several steps takes, in turns: what slows the machine down slows all of them."""
+    taken: dict[K, list[float]] = {name: [] for name in steps}
+
+    def turn() -> None:
+        for name, step in steps.items():
+            taken[name] += samples(step, Pace(1, 0))
+
+    samples(turn, pace)
     return taken
 
 

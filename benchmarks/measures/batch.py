@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from benchmarks import ours
 from benchmarks.plan import Bench, failing, progress
 from benchmarks.results import Figure, Row, Target
-from benchmarks.work import Work, samples
+from benchmarks.stores import Servers
+from benchmarks.work import Work, samples_in_turns
 
 _QUESTIONS = 32
 _WAYS = (f"{_QUESTIONS} single", "batch", "abatch")
@@ -33,7 +35,7 @@ def _case(bench: Bench, kind: str) -> list[Row]:
     rows = {way: Row("batch", f"{way}, beyond the wrapped", kind, documents) for way in _WAYS}
     searches = {way: Row("batch", f"{way}, search time", kind, documents) for way in _WAYS}
     with failing([*rows.values(), *searches.values()]):
-        few, many = _measure(bench, kind, _FEW), _measure(bench, kind, documents)
+        few, many = _measure(bench, kind, (_FEW, documents))
         for way in _WAYS:
             rows[way].ours = many[way]
             searches[way].ours = Figure(many[way].p50 - few[way].p50, many[way].p90 - few[way].p50, many[way].count)
@@ -42,17 +44,28 @@ def _case(bench: Bench, kind: str) -> list[Row]:
     return [*rows.values(), *searches.values()]
 
 
-def _measure(bench: Bench, kind: str, documents: int) -> dict[str, Figure]:
-    work, found = Work(documents), dict[str, Figure]()
-    questions = work.questions("hit", _QUESTIONS)
-    texts = [question.text for question in questions]
-    with bench.servers.place(kind) as place, ours.with_saved(place, work, questions) as (retriever, wrapped):
-        for way in _WAYS:
-            _ask(way, retriever, texts)
-            bare = Figure.of(samples(partial(_ask, way, wrapped, texts), bench.sizes.batches), MS)
-            taken = samples(partial(_ask, way, retriever, texts), bench.sizes.batches)
-            found[way] = Figure.of([MS * seconds - bare.p50 for seconds in taken])
-    return found
+def _measure(bench: Bench, kind: str, sizes: Sequence[int]) -> list[dict[str, Figure]]:
+    """What each way takes beyond the wrapped retriever, for each number of saved documents."""
+    steps: dict[tuple[int, str, bool], Callable[[], object]] = {}
+    with ExitStack() as closing:
+        for documents in sizes:
+            work = Work(documents)
+            questions = work.questions("hit", _QUESTIONS)
+            texts = [question.text for question in questions]
+            # With servers of its own: a place on a server empties it.
+            place = closing.enter_context(closing.enter_context(Servers()).place(kind))
+            retriever, wrapped = closing.enter_context(ours.with_saved(place, work, questions))
+            for way in _WAYS:
+                _ask(way, retriever, texts)
+                steps[documents, way, True] = partial(_ask, way, retriever, texts)
+                steps[documents, way, False] = partial(_ask, way, wrapped, texts)
+        taken = samples_in_turns(steps, bench.sizes.batches)
+
+    def beyond(documents: int, way: str) -> Figure:
+        bare = Figure.of(taken[documents, way, False], MS).p50
+        return Figure.of([MS * seconds - bare for seconds in taken[documents, way, True]])
+
+    return [{way: beyond(documents, way) for way in _WAYS} for documents in sizes]
 
 
 def _ask(way: str, retriever: Any, texts: list[str]) -> object:
