@@ -302,6 +302,8 @@ def test_who_was_active_there_is_left_alone(state_store: StateStore) -> None:
     assert told(state_store, state_store.chunk_store, "ada") == before
     assert [(note.user_id, note.doc_id) for note in report.kept] == [("ada", "*")]
     assert "forget_user" in report.kept[0].text
+    # She counts as found, and what she has there is not what the old place has.
+    assert (report.users, report.found, report.written, report.is_whole) == (2, 8, 4, False)
     assert told(state_store, state_store.chunk_store, "bob") == told(world.store, world.store.chunk_store, "bob")
 
 
@@ -415,6 +417,14 @@ def test_from_the_command_line(
 
     with SQLiteStateStore(new) as target:
         assert told(target, target.chunk_store, "ada") == told(world.store, world.store.chunk_store, "ada")
+        replace(world, store=target).retriever().invoke(POD_QUESTION)
+    # Somebody who went on there has not all of what the old place has, and nobody is told so.
+    assert main([old, new, "--this-release", "--quiet"]) == 3
+    printed = capsys.readouterr().out
+    assert "found  8 records of 2 users" in printed
+    assert "Left alone, because the new place has them in another form:" in printed
+    assert "All of it is in the new place" not in printed
+    assert "--overwrite" not in printed
     for wrong in (["--overwrite"], ["--embeddings", "local"], ["--embedding-name", "x"]):
         with pytest.raises(SystemExit) as ended:
             main([old, new, "--this-release", *wrong])

@@ -496,6 +496,7 @@ def test_what_the_user_did_since_stands_unless_overwritten(older: dict[str, OldD
         ("pinned", "user_state"),
         ("pods", "decay_score"),
     ]
+    assert not report.is_whole
     pods = new.get("ada", "pods")
     assert pods is not None
     assert pods.explicit_signal == -1.0

@@ -32,8 +32,8 @@ the old one: remove them there, too.
 A text with a colon after its second letter or later is a URL; a file of such a name is named by ./ before it.
 
 exit codes: 0 all is there and was read back; 1 it could not be done; 2 wrong arguments; 3 done, but some records could
-not be brought over, or were not read back as written: they are named; 130 interrupted. With --json an error is printed
-as {"error": ..., "exit_code": ...}.
+not be brought over, were left alone because the new place has them in another form, or were not read back as written:
+they are named; 130 interrupted. With --json an error is printed as {"error": ..., "exit_code": ...}.
 """
 _INTERRUPTED = "interrupted. What was brought over so far stays; the next run goes on from there."
 
@@ -195,13 +195,15 @@ def _told(report: MigrationReport, options: argparse.Namespace) -> str:
     elif report.is_whole:
         lines.append("All of it is in the new place, read back and compared. Nothing in the old place was changed.")
     else:
-        lines.append("Not all of it is there: see above.")
+        lines.append("Not all of it is there as the old place has it: see above.")
     return "\n".join(lines)
 
 
 def _left_to_do(report: MigrationReport, options: argparse.Namespace) -> list[str]:
     """What the arguments left for later."""
     lines = []
+    if report.kept and not options.overwrite:
+        lines.append("What was left alone, --overwrite replaces.")
     if report.chunks and options.wiki_save_dir is None and options.chunks is not None:
         lines.append(
             "Chunks are beside the state, where a retriever without wiki_save_dir looks. If your settings have one, "

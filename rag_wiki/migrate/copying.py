@@ -266,14 +266,16 @@ class _Copying:
         if not start.revision:
             report.skipped.append(DocumentNote(user_id, "*", "the old place knows nothing of this user"))
             return
+        report.users += 1
         if there.revision and there.clocks != clocks:
             why = (
                 "its counters in the two places differ: the user was active in one of them since. If the old one is "
-                "right, forget_user in the new one, and copy again"
+                "right, forget_user in the new one, and copy again with bring_back (--bring-back)"
             )
             report.kept.append(DocumentNote(user_id, "*", why))
+            with suppress(CorruptDataError):
+                report.found += sum(map(len, self._source.store.pages(user_id)))
             return
-        report.users += 1
         self._began = there.revision
         pages = self._source.store.pages(user_id)
         while True:

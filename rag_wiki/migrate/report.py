@@ -94,8 +94,8 @@ class MigrationReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every record is in the new place, as it should be."""
-        return not (self.skipped or self.unread_chunks or self.mismatches or self.problems)
+        """Whether every record is in the new place as the old one has it, but for those that were removed there."""
+        return not (self.kept or self.skipped or self.unread_chunks or self.mismatches or self.problems)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain JSON types."""
@@ -141,7 +141,7 @@ class MigrationReport:
             ("Could not be brought over", self.skipped),
             ("Came over without their chunks, whose file could not be read", self.unread_chunks),
             ("Not read back as written", self.mismatches),
-            ("Left alone, because the new place has them in another form (--overwrite replaces them)", self.kept),
+            ("Left alone, because the new place has them in another form", self.kept),
             ("Changed in the new place before they were read back", self.changed_meanwhile),
             ("Left out, because they were removed from the new place (--bring-back brings them)", self.removed),
             ("Without any text", self.lost),
