@@ -33,7 +33,7 @@ from rag_wiki.errors import (
     UnknownDocumentError,
 )
 from rag_wiki.lifecycle.decay_engine import pin
-from rag_wiki.lifecycle.kept_texts import current_texts, source_version
+from rag_wiki.lifecycle.kept_texts import OF_ONE_CHUNK, current_texts, is_of_a_search, source_version
 from rag_wiki.lifecycle.state_machine import describe, move
 from rag_wiki.observing import Cause, observations_of
 from rag_wiki.pieces import common_metadata
@@ -63,28 +63,10 @@ _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t](.*)$", re.MULTILINE)
 _LONGEST_SECTION = 200
 _LONGEST_VALUE = 500
 """Characters, as JSON, of what is kept of one chunk alone: its page, say, and not the vector that a filter left."""
-_OF_ONE_CHUNK = {
-    "doc_id",
-    "doc_title",
-    "doc_path",
-    "chunk_index",
-    "total_chunks",
-    "start_index",
-    "score",
-    "relevance_score",
-    "from_cache",
-    "_id",
-    "node_id",
-}
-"""Metadata that belongs to a chunk or is filled in by us; the rest is the source's own."""
-
-
 _OF_A_PASSAGE = frozenset(
     {"page", "page_label", "page_number", "pages", "slide", "sheet", "row", "line", "lines", "loc", "seq_num"}
 )
 """Metadata by which loaders tell where in a document a passage stands."""
-_OF_A_SEARCH = frozenset({"id", "distance", "similarity", "query", "last_accessed_at"})
-"""Metadata of a passage that is another one with the next search."""
 
 
 class SaveOrder(NamedTuple):
@@ -630,7 +612,7 @@ def _metadata_of(
         pieces: The passages.
         of_a_passage: Names of what is a passage's own, however many say the same.
     """
-    told = [{name: value for name, value in piece.metadata.items() if name not in _OF_ONE_CHUNK} for piece in pieces]
+    told = [{name: value for name, value in piece.metadata.items() if name not in OF_ONE_CHUNK} for piece in pieces]
     common = {name: value for name, value in common_metadata(told).items() if name not in of_a_passage}
     return common, [
         {name: value for name, value in own.items() if name not in common and _is_kept(name, value)} for own in told
@@ -639,8 +621,7 @@ def _metadata_of(
 
 def _is_kept(name: str, value: Any) -> bool:
     """Whether what is said of one passage is kept: it is short, and not of the search that found it."""
-    of_a_search = name in _OF_A_SEARCH or name.startswith("@") or name.lower().endswith("score")
-    return not of_a_search and len(dump_json(value)) <= _LONGEST_VALUE
+    return not is_of_a_search(name) and len(dump_json(value)) <= _LONGEST_VALUE
 
 
 def _own_metadata(

@@ -10,7 +10,7 @@ from rag_wiki.answer import CopyVerdict
 from rag_wiki.config import RagWikiRetrieverConfig
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
-from rag_wiki.lifecycle.kept_texts import source_version
+from rag_wiki.lifecycle.kept_texts import compare_spans, source_version
 from rag_wiki.pieces import GlobalDocument
 from rag_wiki.search.index import IndexCache, IndexedDocument, UserIndex, copy_name
 from rag_wiki.steps import Procedure, blocking
@@ -98,19 +98,25 @@ class CopyJudge:
     ) -> bool:
         """Whether a piece is of a part that an incomplete copy lacks, rather than a part of it that changed.
 
-        The number of the chunk tells, where it has one that the copy knows for one piece. Else a text that is much
-        like one in the copy is its new version, and one that is like none is another part.
+        The number of the chunk tells, where it has one that the copy knows for one piece; so does where it begins,
+        where it overlaps a part of the copy. Else a text that is much like one in the copy is its new version, and one
+        that is like none is another part.
         """
-        copy = document.copy
-        if item.chunk_index is not None and not self._is_shared(item.chunk_index, user_id, document, parts):
-            return copy is None or item.chunk_index not in copy.indices
-        return not any(are_alike(item.document.page_content, part) for part in parts)
-
-    def _is_shared(self, number: int, user_id: str, document: IndexedDocument, parts: Sequence[str]) -> bool:
-        """Whether several texts of a copy stand under one number: they are parts of a piece that was cut."""
-        held = {flat(part) for part in parts}
-        texts = self._store.retrieved_texts(user_id, document.record.doc_id)
-        return len({flat(text.text) for text in texts if text.chunk_index == number} & held) > 1
+        copy, held = document.copy, {flat(part) for part in parts}
+        kept = [
+            text for text in self._store.retrieved_texts(user_id, document.record.doc_id) if flat(text.text) in held
+        ]
+        if item.chunk_index is not None:
+            # Several texts under one number are parts of a piece that was cut.
+            if len({flat(text.text) for text in kept if text.chunk_index == item.chunk_index}) <= 1:
+                return copy is None or item.chunk_index not in copy.indices
+            return not any(are_alike(item.document.page_content, part) for part in parts)
+        says_otherwise, agreeing = compare_spans(item.retrieved_text, kept)
+        if says_otherwise:
+            return False
+        # What overlaps it and says the same there is the passage before or after it.
+        beside = {flat(text.text) for text in kept if text.digest in agreeing}
+        return not any(are_alike(item.document.page_content, part) for part in parts if flat(part) not in beside)
 
     def _verdict(self, key: tuple[str, str, str, str]) -> CopyVerdict | None:
         with self._lock:

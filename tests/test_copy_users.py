@@ -420,11 +420,11 @@ def test_from_the_command_line(
         replace(world, store=target).retriever().invoke(POD_QUESTION)
     # Somebody who went on there has not all of what the old place has, and nobody is told so.
     assert main([old, new, "--this-release", "--quiet"]) == 3
-    printed = capsys.readouterr().out
-    assert "found  8 records of 2 users" in printed
-    assert "Left alone, because the new place has them in another form:" in printed
-    assert "All of it is in the new place" not in printed
-    assert "--overwrite" not in printed
+    told_of = capsys.readouterr().out
+    assert "found  8 records of 2 users" in told_of
+    assert "Left alone, because the new place has them in another form:" in told_of
+    assert "All of it is in the new place" not in told_of
+    assert "--overwrite" not in told_of
     for wrong in (["--overwrite"], ["--embeddings", "local"], ["--embedding-name", "x"]):
         with pytest.raises(SystemExit) as ended:
             main([old, new, "--this-release", *wrong])

@@ -17,6 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
+from langchain_text_splitters import RecursiveCharacterTextSplitter
 from scenarios import OTHER_QUESTION, POD_QUESTION, PODS, USER, World, cached, direction, doc_ids, texts, topics
 
 from rag_wiki import DecayConfig, DocumentState, MemoryStateStore, RagWikiRetriever, StateStore, UserDocRecord
@@ -235,6 +236,61 @@ def test_another_part_of_a_partial_copy_is_no_change(state_store: StateStore) ->
     world.shows(document("pods", changed))
     assert texts(retriever.invoke(POD_QUESTION)) == [changed]
     assert world.record("pods").stale_since == START
+
+
+MANUAL = (
+    "Pods hold containers that share an address. They are scheduled together on one machine. To see why a pod "
+    "restarts, read the log of its last run; Pods keep the reason of the exit. A pod that is evicted is not started "
+    "again by itself, but whoever made it makes another one, perhaps elsewhere."
+)
+REWRITTEN_MANUAL = (
+    "Since May nobody starts Pods by hand: what runs, and where, is written in the plan of each team, and a service of "
+    "the platform carries it out at night. Questions about single pods go to the platform, with the name of the plan."
+)
+
+
+def cut(text: str, **metadata: Any) -> list[Document]:
+    """A text as LangChain's splitter cuts it."""
+    splitter = RecursiveCharacterTextSplitter(chunk_size=90, chunk_overlap=30, add_start_index=True)
+    return splitter.split_documents([document("pods", text, **metadata)])
+
+
+def test_where_passages_begin_tells_parts_from_changes(state_store: StateStore) -> None:
+    """`start_index` orders what was retrieved; the next passage is another part, a rewritten one a change."""
+    world = World(state_store)
+    retriever = world.retriever()
+    passages = cut(MANUAL)
+    assert len(passages) == 5
+    world.shows(passages[2], passages[0])
+    for _ in range(3):
+        retriever.invoke(POD_QUESTION)
+    saved = retriever.accept_suggestion("pods")
+    assert saved.full_content == f"{passages[0].page_content}\n\n{passages[2].page_content}"
+    # The one between them shares a part of its text with both.
+    world.shows(passages[1], passages[3])
+    assert len(texts(retriever.invoke(POD_QUESTION))) == 3
+    assert world.record("pods").stale_since is None
+
+    rewritten = cut(REWRITTEN_MANUAL)[0]
+    world.shows(rewritten)
+    assert texts(retriever.invoke(POD_QUESTION)) == [rewritten.page_content]
+    assert world.record("pods").stale_since == START
+    assert retriever.refresh("pods").full_content == rewritten.page_content
+
+
+def test_pages_count_each_for_itself(state_store: StateStore) -> None:
+    """On another page, a passage that begins at the same place is another part; and pages have an order."""
+    world = World(state_store)
+    retriever = world.retriever()
+    (second, *_), (first, *_) = cut(MANUAL, page=2), cut(REWRITTEN_MANUAL, page=1)
+    world.shows(second)
+    for _ in range(3):
+        retriever.invoke(POD_QUESTION)
+    retriever.accept_suggestion("pods")
+    world.shows(first)
+    assert sorted(texts(retriever.invoke(POD_QUESTION))) == sorted([first.page_content, second.page_content])
+    assert world.record("pods").stale_since is None
+    assert retriever.refresh("pods").full_content == f"{first.page_content}\n\n{second.page_content}"
 
 
 def cyclic() -> dict[str, Any]:

@@ -2,15 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
-from rag_wiki.storage.codec import plain
+from rag_wiki.storage.codec import dump_json, plain
 from rag_wiki.storage.records import RetrievedText, UserDocRecord
-from rag_wiki.texts import are_alike
+from rag_wiki.texts import are_alike, flat
 
-__all__ = ["current_texts", "last_seen", "source_version"]
+__all__ = ["OF_ONE_CHUNK", "compare_spans", "current_texts", "is_of_a_search", "last_seen", "source_version"]
+
+OF_ONE_CHUNK = frozenset(
+    {
+        "doc_id",
+        "doc_title",
+        "doc_path",
+        "chunk_index",
+        "total_chunks",
+        "start_index",
+        "score",
+        "relevance_score",
+        "from_cache",
+        "_id",
+        "node_id",
+    }
+)
+"""Metadata that belongs to a chunk or is filled in by us; the rest is the source's own."""
+_OF_A_SEARCH = frozenset({"id", "distance", "similarity", "query", "last_accessed_at"})
+"""Metadata of a passage that is another one with the next search."""
+
+
+def is_of_a_search(name: str) -> bool:
+    """Whether what metadata says under a name is another thing with the next search."""
+    return name in _OF_A_SEARCH or name.startswith("@") or name.lower().endswith("score")
+
+
+class _Span(NamedTuple):
+    """What a passage covers of the text that a splitter cut, by its `start_index`."""
+
+    of: str
+    """Tells one text that was cut from another: all that passages of one say alike."""
+    start: int
+    """Characters before it, from 0."""
+    text: str
+
+    def contradicts(self, other: _Span) -> bool | None:
+        """Whether the two say different things where they overlap; `None` where they don't."""
+        first, end = max(self.start, other.start), min(self.start + len(self.text), other.start + len(other.text))
+        if self.of != other.of or first >= end:
+            return None
+        own, others = ([span.text[first - span.start : end - span.start]] for span in (self, other))
+        return flat(*own) != flat(*others)
+
+
+def _span_of(text: RetrievedText) -> _Span | None:
+    """What a passage covers; `None` without a `start_index`.
+
+    LangChain's splitters (`add_start_index=True`) count within the document that they cut: a page, say, or what is
+    under a heading. Passages are of one when the rest of their metadata is the same.
+    """
+    start = text.metadata.get("start_index")
+    # Some stores keep all numbers as floats; a splitter that does not find its chunk again says -1.
+    if isinstance(start, bool) or not isinstance(start, (int, float)) or start < 0 or start != int(start):
+        return None
+    rest = [
+        (name, value) for name, value in text.metadata.items() if name not in OF_ONE_CHUNK and not is_of_a_search(name)
+    ]
+    return _Span(dump_json(sorted(rest)), int(start), text.text)
+
+
+def compare_spans(text: RetrievedText, kept: Sequence[RetrievedText]) -> tuple[bool, set[str]]:
+    """What kept passages say where they overlap a text, by where each begins.
+
+    Returns:
+        Whether one says something else there, and the digests of those that say the same.
+    """
+    span = _span_of(text)
+    if span is None:
+        return False, set()
+    others = {other.digest: found for other in kept if (found := _span_of(other)) is not None}
+    said = {digest: span.contradicts(other) for digest, other in others.items()}
+    # Several that begin in one place are parts of a piece that was cut: none of them is where it says.
+    is_cut = len({(other.of, other.start) for other in others.values()}) < len(others)
+    return True in said.values() and not is_cut, {digest for digest, differs in said.items() if differs is False}
 
 
 def source_version(metadata: Mapping[str, Any], version_key: str | None) -> str | None:
@@ -29,9 +103,9 @@ def current_texts(
 ) -> list[RetrievedText]:
     """What of the kept texts the source still has, as far as can be told, in document order.
 
-    Of several versions the one seen last stays, and of several texts under one number. Where no number tells, a
-    text gives way to one much like it that came up after it was last seen: parts of one text that are alike have
-    been seen together, or in turn.
+    Of several versions the one seen last stays, and of several texts under one number, or that begin in one place. A
+    text gives way to one that says something else where the two overlap, or, where no number tells, to one much like
+    it, if that came up after it was last seen: parts of one text that are alike have been seen together, or in turn.
 
     Args:
         record: The document's record, which knows when each text was last seen.
@@ -52,10 +126,9 @@ def current_texts(
         old = [
             at
             for at, other in enumerate(current)
-            if (numbers[other.digest] is None or numbers[text.digest] is None)
-            and (versions[other.digest] is None or versions[text.digest] is None)
+            if (versions[other.digest] is None or versions[text.digest] is None)
             and seen[other.digest] < text.first_seen
-            and are_alike(other.text, text.text)
+            and _is_version(text, other, numbers)
         ]
         if not old:
             current.append(text)
@@ -64,21 +137,57 @@ def current_texts(
         current[old[0]] = text
         for at in reversed(old[1:]):
             del current[at]
-    if all(text.chunk_index is not None for text in current):
-        current.sort(key=lambda text: text.chunk_index or 0)
-    return current
+    return _in_order(current)
 
 
-def _numbers(texts: Sequence[RetrievedText], seen: Mapping[str, int]) -> dict[str, int | None]:
-    """The number of the piece that each text is, where it has one that tells: digest → number.
+def _is_version(text: RetrievedText, other: RetrievedText, numbers: Mapping[str, Hashable | None]) -> bool:
+    """Whether a text is another version of one, by where they are or by what they say."""
+    if numbers[text.digest] is None or numbers[other.digest] is None:
+        return are_alike(other.text, text.text)
+    if text.chunk_index is not None or other.chunk_index is not None:
+        return False
+    return compare_spans(text, [other])[0]
+
+
+def _in_order(texts: list[RetrievedText]) -> list[RetrievedText]:
+    """In document order, by what all of them say of their place; as they are where it does not tell."""
+    numbers = [text.chunk_index for text in texts]
+    pages = [text.metadata.get("page") for text in texts]
+    on_pages = all(isinstance(page, (int, float)) and not isinstance(page, bool) for page in pages)
+    spans = [_span_of(text) for text in texts]
+    starts = [span.start for span in spans if span is not None]
+    # Where each counts from must be known: from its page, or all from one beginning.
+    in_one = on_pages or len({span.of for span in spans if span is not None}) == 1
+    places: Sequence[Any]
+    if None not in numbers:
+        places = numbers
+    elif len(starts) == len(texts) and in_one:
+        places = list(zip(pages, starts, strict=True)) if on_pages else starts
+    elif on_pages:
+        places = pages
+    else:
+        return texts
+    return [texts[at] for _, at in sorted(zip(places, range(len(texts)), strict=True))]
+
+
+def _numbers(texts: Sequence[RetrievedText], seen: Mapping[str, int]) -> dict[str, Hashable | None]:
+    """The number of the piece that each text is, or where it begins, if it says so and that tells: by digest.
 
     Under one that a query gave to several unlike texts stand parts of a piece: a compressor has cut it, say.
     """
+    own = {text.digest: _number(text) for text in texts}
     shared = {
-        text.chunk_index
-        for text, other in combinations([text for text in texts if text.chunk_index is not None], 2)
-        if text.chunk_index == other.chunk_index
+        own[text.digest]
+        for text, other in combinations([text for text in texts if own[text.digest] is not None], 2)
+        if own[text.digest] == own[other.digest]
         and (0 < text.first_seen == other.first_seen or 0 < seen[text.digest] == seen[other.digest])
         and not are_alike(text.text, other.text)
     }
-    return {text.digest: None if text.chunk_index in shared else text.chunk_index for text in texts}
+    return {digest: None if number in shared else number for digest, number in own.items()}
+
+
+def _number(text: RetrievedText) -> Hashable | None:
+    if text.chunk_index is not None:
+        return text.chunk_index
+    span = _span_of(text)
+    return None if span is None else (span.of, span.start)

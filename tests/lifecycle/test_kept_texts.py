@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -25,11 +26,13 @@ class Shown:
     text: str
     number: int | None = None
     version: object = None
+    place: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of its metadata."""
 
     @property
     def digest(self) -> str:
         """What tells it from others."""
-        return f"{self.text} {self.number} {self.version}"
+        return f"{self.text} {self.number} {self.version} {self.place}"
 
     @property
     def length(self) -> int:
@@ -39,7 +42,7 @@ class Shown:
     @property
     def retrieved_text(self) -> RetrievedText:
         """It, as it is kept."""
-        metadata = {} if self.version is None else {"version": self.version}
+        metadata = {**self.place, **({} if self.version is None else {"version": self.version})}
         return RetrievedText("pods", self.digest, self.text, self.number, metadata)
 
 
@@ -76,6 +79,15 @@ def numbered(*texts: str, version: object = None) -> list[Shown]:
     return [Shown(text, number, version) for number, text in enumerate(texts)]
 
 
+def cut(text: str, *starts: int, size: int = 20, **place: Any) -> list[Shown]:
+    """Passages of a text, as a splitter cuts them."""
+    return [Shown(text[start : start + size], place={"start_index": start, **place}) for start in starts]
+
+
+LONG = "The first part, then the second one, and at last the third, which ends."
+LONGER = "The very first part, then the second one, and at last the third, which ends."
+REWRITTEN = "Nobody has any parts these days: what there was has gone, for good, to the museum."
+
 CHANGES: dict[str, tuple[list[list[Shown]], list[str]]] = {
     "a number's last": ([numbered(ONE, OTHER), numbered(TWO)], [TWO, OTHER]),
     "a number's first again": ([numbered(ONE), numbered(TWO), numbered(ONE)], [ONE]),
@@ -107,6 +119,37 @@ CHANGES: dict[str, tuple[list[list[Shown]], list[str]]] = {
         [TWO],
     ),
     "a number where there was none": ([[Shown(ONE)], numbered(TWO)], [TWO]),
+    "by where they begin": (
+        [cut(LONG, 40, 0), cut(LONG, 20)],
+        [LONG[0:20], LONG[20:40], LONG[40:60]],
+    ),
+    "as floats": (
+        [[replace(shown, place={"start_index": float(shown.place["start_index"])}) for shown in cut(LONG, 40, 0)]],
+        [LONG[0:20], LONG[40:60]],
+    ),
+    "by page, then by where they begin": (
+        [cut(LONG, 20, 0, page=2), cut(LONG, 40, page=1)],
+        [LONG[40:60], LONG[0:20], LONG[20:40]],
+    ),
+    "by page alone": (
+        [[Shown(ONE, place={"page": 2}), Shown(OTHER, place={"page": 1})]],
+        [OTHER, ONE],
+    ),
+    "of two headings": (
+        # Each is counted from: which of them comes first nobody knows.
+        [cut(LONG, 20, heading="B"), cut(LONG, 0, heading="A"), cut(REWRITTEN, 0, heading="B")],
+        [LONG[20:40], LONG[0:20], REWRITTEN[0:20]],
+    ),
+    "some don't say where": ([[*cut(LONG, 20, 0), Shown(OTHER)]], [LONG[20:40], LONG[0:20], OTHER]),
+    "nowhere": ([[Shown(ONE, place={"start_index": -1}), *cut(LONG, 0)]], [ONE, LONG[0:20]]),
+    "overlapping": ([cut(LONG, 0), cut(LONG, 10), cut(LONG, 20)], [LONG[0:20], LONG[10:30], LONG[20:40]]),
+    "rewritten": ([cut(LONG, 0, 20), cut(REWRITTEN, 5)], [REWRITTEN[5:25]]),
+    "rewritten in one place": ([cut(LONG, 0, 40), cut(REWRITTEN, 0)], [REWRITTEN[0:20], LONG[40:60]]),
+    "moved on": ([cut(LONG, 0, 20), cut(LONGER, 5, 25)], [LONGER[5:25], LONGER[25:45]]),
+    "cut by a compressor": (
+        [[*cut("Pods restart.", 0), *cut("Images are pulled.", 0)], cut("Nodes drain.", 0)],
+        ["Pods restart.", "Images are pulled.", "Nodes drain."],
+    ),
 }
 
 
