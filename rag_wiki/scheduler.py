@@ -53,7 +53,7 @@ class DecayScheduler:
         backend: `"simple"` is a thread of the standard library; `"apscheduler"` uses APScheduler's
             `BackgroundScheduler`. Both are daemons: they never keep a process alive.
         interval_hours: Hours between runs.
-        clock: Tells the time.
+        clock: Tells the time; the engine's by default.
         wait: Waits so many seconds, or until the event is set, and tells whether it was set; for tests.
 
     Raises:
@@ -68,7 +68,7 @@ class DecayScheduler:
         backend: Literal["simple", "apscheduler"] = "simple",
         interval_hours: float = 24,
         *,
-        clock: Clock = utc_now,
+        clock: Clock | None = None,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         if backend not in ("simple", "apscheduler"):
@@ -86,7 +86,7 @@ class DecayScheduler:
         """The users whose last run failed, and how."""
         self._engine = engine
         self._store = store
-        self._clock = clock
+        self._clock = engine.clock if clock is None else clock
         self._wait = wait
         self._stopping = threading.Event()
         self._turn = threading.Lock()

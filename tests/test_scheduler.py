@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import subprocess
 import sys
@@ -80,6 +81,16 @@ def saved(user_id: str, doc_id: str = "d", **fields: object) -> UserDocRecord:
 def clock() -> HandClock:
     """A clock turned by hand."""
     return HandClock()
+
+
+def test_it_goes_by_the_clock_of_its_engine(clock: HandClock) -> None:
+    """A retriever's clock that is turned by hand is the job's, too: what a run scores is as of then."""
+    store = MemoryStateStore()
+    scheduler = DecayScheduler(DecayEngine(store, clock=clock), store)
+    store.upsert(saved("ada"))
+    clock.turn(days=30)
+    (result,) = scheduler.run_now("ada")
+    assert result.new_score == pytest.approx(0.40 * math.exp(-0.05 * 30) / 1.05)
 
 
 def test_runs_for_every_active_user_and_returns_their_results(state_store: StateStore, clock: HandClock) -> None:

@@ -115,6 +115,15 @@ def test_why_is_kept_in_every_place(world: PlacedWorld) -> None:
     retriever.refresh("images", full_content=f"{IMAGES} Anew.")
     seen = {item.doc_id: item.why for item in world.reopened().retriever().documents()}
     assert seen == {"images": "the user pinned it", "pods": "the user accepted; content from the caller"}
+    world.shows(document("pods", PODS))
+    retriever.invoke(POD_QUESTION)
+    world.shows(document("pods", f"{PODS} And more."))
+    retriever.invoke(POD_QUESTION)
+    retriever.refresh("pods")
+    assert world.record("pods").why == "the user accepted; content from the retrieved chunks"
+    retriever.reindex()
+    assert world.record("pods").why == "the user accepted; content from the retrieved chunks"
+    world.shows()
     world.clock.turn(days=30)
     retriever.run_decay()
     retriever.unpin("images")
@@ -125,6 +134,19 @@ def test_why_is_kept_in_every_place(world: PlacedWorld) -> None:
     world.shows(document("pods", PODS))
     retriever.invoke(POD_QUESTION)
     assert world.record("pods").why == "fetched again after it was let go"
+
+
+def test_a_count_that_begins_anew_says_why(world: PlacedWorld) -> None:
+    """A document that turned up once and never again has no story, but its count of zero has a reason."""
+    retriever = world.retriever()
+    world.shows(document("pods", PODS))
+    retriever.invoke(POD_QUESTION)
+    world.shows(document("images", IMAGES))
+    for _ in range(3):
+        retriever.invoke(OTHER_QUESTION)
+    record = world.record("pods")
+    assert (record.fetch_count, record.why) == (0, "absent from 3 queries in a row; counted anew")
+    assert [event.what for event in retriever.history("pods")] == ["surfaced"]
 
 
 def test_a_record_of_before_has_no_why() -> None:

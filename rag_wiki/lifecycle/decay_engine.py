@@ -222,6 +222,11 @@ class DecayEngine:
         self._chunk_store = chunk_store or store.chunk_store
         self._clock = clock
 
+    @property
+    def clock(self) -> Clock:
+        """Tells the time where a call does not."""
+        return self._clock
+
     def run_for_user(self, user_id: str, now: datetime | None = None) -> list[DecayResult]:
         """Score all saved documents of a user and move those whose time has come.
 

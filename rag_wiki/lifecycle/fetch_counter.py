@@ -112,14 +112,15 @@ def count_miss(record: UserDocRecord, *, fetch_threshold: int, reset_threshold: 
 
 def lapse(record: UserDocRecord, fetch_threshold: int, now: datetime) -> Step:
     """Start a count again at zero, and let a pending suggestion go; the gap earned by declines stays."""
+    why = f"absent from {record.queries_missed} queries in a row; counted anew"
     after = move(record, DocumentState.SURFACED, now).changed(
         fetch_count=0,
         next_suggest_at=gap(fetch_threshold, record.decline_count) if record.decline_count else 0,
+        why=why,
     )
     if record.fetch_count < 2 and not record.suggestion_sent:
         # Most documents turn up once and never again: that is no story to keep.
         return Step(after)
-    why = f"absent from {record.queries_missed} queries in a row"
     return Step(after, (describe(record, after, "lapsed", why, now),))
 
 
