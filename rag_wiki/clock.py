@@ -31,11 +31,15 @@ def parse_utc(text: str) -> datetime:
     """The instant of its ISO form, in UTC; without an offset it is read as UTC.
 
     Raises:
-        ValueError: It is none.
-        OverflowError: UTC has no such instant.
+        ValueError: It is none, or none that UTC has.
     """
     # Python 3.10 does not know the letter.
-    return as_utc(datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text))
+    moment = datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text)
+    try:
+        return as_utc(moment)
+    except OverflowError as error:
+        msg = f"UTC has no such time: {text!r}"
+        raise ValueError(msg) from error
 
 
 def later(moment: datetime, span: timedelta) -> datetime:

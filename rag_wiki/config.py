@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,16 +22,16 @@ _DEFAULT_NO_RESUGGEST_DAYS = 30
 
 
 def _number(owner: str, name: str, value: object, low: float, high: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not _is_finite(value):
         msg = f"{owner}.{name} must be a finite number, got {value!r}"
         raise ConfigurationError(msg)
-    if not low <= value <= high:
+    if not low <= float(value) <= high:
         span = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         msg = f"{owner}.{name} must be {span}, got {value!r}"
         raise ConfigurationError(msg)
 
 
-def _is_finite(value: float) -> bool:
+def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:

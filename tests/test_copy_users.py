@@ -264,8 +264,9 @@ def test_what_broke_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, at: in
     monkeypatch.setattr("rag_wiki.migrate.copying._AT_ONCE", 1)
     world, target = lived_in(MemoryStateStore()), Failing()
     target.fails_at = at
-    with pytest.raises(OSError, match="disk is full"):
+    with pytest.raises(StorageError, match="user '(ada|bob)' could not be copied from .*: the disk is full") as broke:
         copy_users(world.store, target)
+    assert isinstance(broke.value.__cause__, OSError)
     done = [record for user in ("ada", "bob") for record in target.list_by_state(user)]
     assert len(done) == at - 1
     expected = [record for user in ("ada", "bob") for record in world.store.list_by_state(user)][: at - 1]
@@ -276,6 +277,99 @@ def test_what_broke_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, at: in
     assert (report.written, report.there, report.is_whole) == (8 - len(done), len(done), True)
     for user in ("ada", "bob"):
         assert told(target, target.chunk_store, user) == told(world.store, world.store.chunk_store, user)
+
+
+class Killed(MemoryStateStore):
+    """A place to which nothing can be written any more after so many changes, by whomever: the process is gone."""
+
+    changes_left = 3
+
+    def _change(self, *arguments: Any) -> None:
+        self._live()
+        super()._change(*arguments)
+        self.changes_left -= 1
+
+    def _swap_note(self, *arguments: Any) -> bool:
+        self._live()
+        return super()._swap_note(*arguments)
+
+    def _live(self) -> None:
+        if self.changes_left <= 0 and not self.changes_left < -100:
+            raise KeyboardInterrupt
+
+
+def test_who_is_forgotten_after_a_kill_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run brought is noted as it goes: after a kill, too, what is removed there does not come back."""
+    monkeypatch.setattr("rag_wiki.migrate.copying._AT_ONCE", 1)
+    world, target = lived_in(MemoryStateStore()), Killed()
+    with pytest.raises(KeyboardInterrupt):
+        copy_users(world.store, target)
+    assert [record.doc_id for record in target.list_by_state("ada")] == ["gone", "images", "pods"]
+    target.changes_left = -1000
+    target.forget_user("ada")
+
+    report = copy_users(world.store, target)
+
+    # Of the last one a kill at that very moment leaves no note.
+    assert {note.doc_id for note in report.removed} >= {"gone", "images"}
+    assert {record.doc_id for record in target.list_by_state("ada")} <= {"pods", "tax"}
+
+
+def test_many_documents_are_noted_in_several_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many were brought, each page writes little; and each of them is known."""
+    monkeypatch.setattr("rag_wiki.migrate.brought._MOST_IN_A_NOTE", 3)
+    monkeypatch.setattr("rag_wiki.migrate.copying._AT_ONCE", 2)
+    world, target = lived_in(MemoryStateStore()), MemoryStateStore()
+    assert copy_users(world.store, target).written == 8
+    for user in ("ada", "bob"):
+        target.forget_user(user)
+    report = copy_users(world.store, target)
+    assert (report.written, len(report.removed)) == (0, 8)
+
+
+def test_one_server_by_two_names_is_one_place(
+    make_store: Callable[[str], StateStore], valkey_port: int, tmp_path: Path
+) -> None:
+    """Whatever a server is called, what is written there is read there: it is told, and nothing changes."""
+    store, chunks = make_store("valkey"), ChunkStore(tmp_path / "wiki")
+    lived_in(store, chunk_store=chunks)
+    before = told(store, chunks, "ada")
+    url = f"redis://127.0.0.1:{valkey_port}/0"
+    for one, other in ((url, f"redis://localhost:{valkey_port}/0"), (url, store), (store, f"{url}?socket_timeout=5")):
+        with pytest.raises(ConfigurationError, match="is the old and the new place"):
+            copy_users(one, other, old_chunks=tmp_path / "wiki")
+    assert told(store, chunks, "ada") == before
+
+
+def test_a_server_with_nobody_is_the_wrong_one(valkey_port: int, tmp_path: Path) -> None:
+    """Another number of a Redis database holds nobody: that is no success."""
+    with pytest.raises(ConfigurationError, match="nobody is in redis://127.0.0.1:.*/7: is it the right server"):
+        copy_users(f"redis://127.0.0.1:{valkey_port}/7", tmp_path / "new.db")
+
+
+def test_a_server_that_is_down_is_told_in_our_words(tmp_path: Path) -> None:
+    """The old place, like the new one, is named with what is wrong."""
+    with pytest.raises(StorageError, match="redis://127.0.0.1:1/0 can't be used"):
+        copy_users("redis://127.0.0.1:1/0", tmp_path / "new.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["", "  ", 5])
+@pytest.mark.parametrize("name", ["old_chunks", "new_chunks"])
+def test_a_folder_has_a_name(name: str, folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blank one (a variable that was not set) is not the working directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="chunks are in a folder that has a name"):
+        copy_users(lived_in(MemoryStateStore()).store, MemoryStateStore(), **{name: folder})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_text_is_not_several_users() -> None:
+    """Its letters are nobody's ids."""
+    target = MemoryStateStore()
+    with pytest.raises(ConfigurationError, match=r"give \['ada'\]"):
+        copy_users(lived_in(MemoryStateStore()).store, target, users="ada")
+    assert target.all_users() == ([], {})
 
 
 def test_running_again_changes_nothing(state_store: StateStore) -> None:

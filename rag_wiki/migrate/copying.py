@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rag_wiki.migrate.places import (
     StorePlace,
     chunk_store_of,
     holds_store,
+    is_redis,
     is_same_place,
     look_at,
     open_new,
@@ -42,6 +44,7 @@ __all__ = ["copy_users"]
 
 _AT_ONCE = 100
 """Documents that are read, written and read back together, with their contents and chunks."""
+_PROBE = "where copies are brought to"
 _CHUNKS = "chunks"
 """What is said of a document whose copy is in one place alone."""
 
@@ -85,9 +88,9 @@ def copy_users(
         MismatchError: A `StorageError`: what was read back is not what was written. It names documents, and has the
             report.
     """
+    one = f"{shown(old)} is the old and the new place: to copy it, give another one"
     if is_same_place(old, new):
-        msg = f"{shown(old)} is the old and the new place: to copy it, give another one"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(one)
     with ExitStack() as stack:
         with telling(shown(old)):
             if not holds_store(old):
@@ -97,10 +100,18 @@ def copy_users(
                 raise ConfigurationError(msg)
             source = open_new(old)
         stack.callback(source.close)
+        with telling(source.shown):
+            names, unreadable = _names(source.store, users)
+        if not names and not unreadable and not isinstance(old, StateStore) and is_redis(old):
+            msg = f"nobody is in {source.shown}: is it the right server, and the right number of its databases?"
+            raise ConfigurationError(msg)
         with telling(shown(new)):
             there = look_at(new) or not dry_run
             target = open_new(new)
         stack.callback(target.close)
+        with telling(target.shown):
+            if not dry_run and _are_one(source.store, target.store):
+                raise ConfigurationError(one)
         from_chunks, _ = chunk_store_of(old_chunks, source.store)
         to_chunks, where = chunk_store_of(new_chunks, target.store)
         report = MigrationReport(old=source.shown, new=target.shown, chunks_in=where, dry_run=dry_run)
@@ -116,12 +127,12 @@ def copy_users(
             is_there=there,
             bring_back=bring_back,
         )
-        names, unreadable = _names(source.store, users)
         report.skipped += unreadable
         progress = on_progress or (lambda _done, _total: None)
         for done, user_id in enumerate(names):
             progress(done, len(names))
-            copying.copy(user_id)
+            with telling(f"user {user_id!r}", f"could not be copied from {source.shown} to {target.shown}"):
+                copying.copy(user_id)
         progress(len(names), len(names))
         brought.keep()
     if report.mismatches:
@@ -129,8 +140,24 @@ def copy_users(
     return report
 
 
+def _are_one(source: StateStore, target: StateStore) -> bool:
+    """Whether two stores are one that has two names: a server's, say. What is written into one is in the other then."""
+    word = secrets.token_hex(16)
+    target.replace_note(_PROBE, word)
+    found = source.note(_PROBE) == word
+    target.replace_note(_PROBE, "")
+    return found
+
+
 def _names(store: StateStore, users: Iterable[str] | None) -> tuple[list[str], list[DocumentNote]]:
-    """Who is to be copied, and whose ids can't be read back."""
+    """Who is to be copied, and whose ids can't be read back.
+
+    Raises:
+        ConfigurationError: One text is given in place of several.
+    """
+    if isinstance(users, str):
+        msg = f"users are several: give [{users!r}]"
+        raise ConfigurationError(msg)
     if users is not None:
         return sorted({check_user_id(user_id) for user_id in users}), []
     found, unreadable = store.all_users()
@@ -369,13 +396,16 @@ class _Copying:
         with suppress(_OvertakenError):
             change = self._target.store.change(user_id, [order.after.doc_id for order in orders], decide)
             written, self._began = change.outcome
+        for doc_id in written:
+            self._brought.add(user_id, doc_id)
+        # At once: nobody knows how this run ends, and what is removed after it must stay away.
+        self._brought.keep()
         for order in orders:
             if order.after.doc_id not in written:
                 if order.copy is not None:
                     self._target.chunks.place.delete(user_id, order.after.doc_id, [order.copy.copy_id])
                 self._report.kept.append(order.document.note("it was changed in the new place meanwhile"))
                 continue
-            self._brought.add(user_id, order.after.doc_id)
             self._count(order)
             self._settle(order.after)
             self._read_back(order, clocks)

@@ -28,6 +28,7 @@ __all__ = [
     "check_folder",
     "chunk_store_of",
     "holds_store",
+    "is_redis",
     "is_same_place",
     "look_at",
     "open_new",
@@ -208,6 +209,11 @@ def _sqlite_file(place: object) -> Path | None:
         return None
 
 
+def is_redis(place: object) -> bool:
+    """Whether a place is in Redis, by its URL or client."""
+    return scheme_of(place) in _REDIS or hasattr(place, "register_script")
+
+
 def is_same_place(one: object, other: object) -> bool:
     """Whether two places for a store are one, as far as their names tell."""
     first, second = _sqlite_file(one), _sqlite_file(other)
@@ -275,6 +281,9 @@ def chunk_store_of(given: str | Path | ChunkStore | None, store: StateStore) -> 
         return store.chunk_store, "beside the state"
     if isinstance(given, ChunkStore):
         return given, "in the chunk store handed in"
+    if not isinstance(given, (str, Path)) or not str(given).strip():
+        msg = f"chunks are in a folder that has a name, or in a ChunkStore; got {given!r}"
+        raise ConfigurationError(msg)
     check_folder(Path(given))
     return ChunkStore(given), f"in {given}"
 
@@ -367,8 +376,8 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def telling(place: str) -> Iterator[None]:
-    """Errors of others, while a place is opened, as ours.
+def telling(what: str, went_wrong: str = "can't be used") -> Iterator[None]:
+    """Errors of others, while a place is opened, say, as ours.
 
     Raises:
         StorageError: Another error than our own came up.
@@ -378,5 +387,5 @@ def telling(place: str) -> Iterator[None]:
     except RagWikiError:
         raise
     except Exception as error:
-        msg = f"{place} can't be used: {reason(error)}"
+        msg = f"{what} {went_wrong}: {reason(error)}"
         raise StorageError(msg) from error

@@ -174,12 +174,15 @@ class Writer:
                 with contextlib.suppress(Exception):
                     self._drop_copy(item)
             raise
+        for doc_id in written:
+            self._brought.add(user_id, doc_id)
+        # At once: nobody knows how this run ends, and what is removed after it must stay away.
+        self._brought.keep()
         for item in items:
             if item.record.doc_id not in written:
                 self._drop_copy(item)
                 self._report.kept.append(item.note("it was changed in the new place meanwhile"))
                 continue
-            self._brought.add(user_id, item.record.doc_id)
             self._tidy_up(item)
             self._count(item)
             self._read_back(item)

@@ -151,14 +151,20 @@ class SQLiteDatabase(SQLDatabase):
         """Move the write-ahead log into the file, where removed rows are overwritten, and empty it."""
         if self.in_memory:
             return
+        deadline = time.monotonic() + self._patience
         connection = self.engine.raw_connection()
         try:
-            busy, *_ = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            while True:
+                busy, *_ = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                # SQLite waits for readers by itself, and not at all for another checkpoint.
+                if not busy or time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
         finally:
             connection.close()
         if busy:
             events.DATABASE_LOG_KEPT.log(
-                "%s-wal still holds what was removed: a reader was in its way for %.0f seconds. It goes with the next "
+                "%s-wal still holds what was removed: others were in its way for %.0f seconds. It goes with the next "
                 "checkpoint; PRAGMA wal_checkpoint(TRUNCATE) makes one.",
                 self._url.database,
                 self._patience,
