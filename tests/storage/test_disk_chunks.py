@@ -181,7 +181,7 @@ class TestDamage:
         store.record_hits("alice", "d", [0], NOON)
         (path,) = files(root, "*.hits")
         with path.open("ab") as file:
-            file.write(b"1 1 2026-03-\n\xff\xfe garbage\n2 1\n")
+            file.write(b"1 1 2026-03-\n\xff\xfe garbage\n2 1\n2 1 0001-01-01T00:00:00+14:00\n")
         store.record_hits("alice", "d", [0], NOON)
         hits = [(chunk["hit_count"], chunk["last_hit_at"]) for chunk in store.load_chunks("alice", "d")]
         assert hits == [(2, NOON), (0, None), (0, None)]

@@ -131,6 +131,39 @@ class TestFiles:
         assert secret.encode() not in path.read_bytes()
         assert b"alice" not in path.read_bytes()
 
+    def test_forgetting_waits_for_a_checkpoint_of_somebody_else(
+        self, store: SQLiteStateStore, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SQLite refuses a checkpoint while another one is under way; what was removed leaves the log all the same."""
+        secret = "the quick brown secret"  # noqa: S105 - a text to look for
+        store.upsert(a_record(user_state=DocumentState.CLAIMED, full_content=secret))
+        log = path.with_name(path.name + "-wal")
+        assert secret.encode() in log.read_bytes()
+        refusals, waits = [True, True], list[float]()
+
+        class Cursor(sqlite3.Cursor):
+            def execute(self, statement: str, *values: Any) -> Any:
+                if "wal_checkpoint" in statement and refusals:
+                    refusals.pop()
+                    return super().execute("SELECT 1, -1, -1")
+                return super().execute(statement, *values)
+
+        raw = sa.Engine.raw_connection
+
+        def raw_connection(engine: sa.Engine) -> Any:
+            connection = raw(engine)
+            monkeypatch.setattr(
+                connection, "cursor", lambda: connection.driver_connection.cursor(Cursor), raising=False
+            )
+            return connection
+
+        monkeypatch.setattr(sa.Engine, "raw_connection", raw_connection)
+        monkeypatch.setattr("rag_wiki.storage.sqlite.time.sleep", waits.append)
+        store.forget_user("alice")
+        assert (refusals, len(waits)) == ([], 2)
+        assert secret.encode() not in path.read_bytes()
+        assert secret.encode() not in log.read_bytes()
+
 
 class TestInMemory:
     """`:memory:` lives and dies with the store object."""
