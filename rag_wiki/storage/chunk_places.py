@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -304,15 +305,22 @@ class PendingFile(NamedTuple):
 
     def finish(self) -> None:
         """Put it in its place; the time that it bears there is that of its copy, so that `times` tells of which."""
+        try:
+            self._put(self.temporary)
+        except FileNotFoundError:
+            # The user's folder went meanwhile, with it. Whether that stands, the record tells: see `ChunkStore.settle`.
+            self._put(write_temporary(self.path.parent, _encode_text(self.holds[1])))
+        for old in self.replaces:
+            _remove(old)
+
+    def _put(self, temporary: Path) -> None:
         copy_id = self.holds[2]
         time_ns = None if copy_id is None else copy_time(copy_id)
         if time_ns is not None:
             # Where a file system refuses, a sweep writes the file once more.
             with contextlib.suppress(OSError, OverflowError):
-                os.utime(self.temporary, ns=(time_ns, time_ns))
-        put_in_place(self.temporary, self.path)
-        for old in self.replaces:
-            _remove(old)
+                os.utime(temporary, ns=(time_ns, time_ns))
+        put_in_place(temporary, self.path)
 
     def abandon(self) -> None:
         """Leave nothing of it."""
@@ -332,7 +340,7 @@ class DocumentFolder:
         putting it in its place comes after.
         """
         path = self._folder(user_id) / f"{readable_name(title, doc_id)}.md"
-        temporary = write_temporary(path.parent, content.encode("utf-8", "surrogatepass"))
+        temporary = write_temporary(path.parent, _encode_text(content))
         # The title may have changed since the last save.
         replaces = [old for old in self._files(user_id, doc_id) if old != path]
         return PendingFile(temporary, path, replaces, (title, content, copy_id))
@@ -390,6 +398,10 @@ class DocumentFolder:
         return sorted(_listed(folder, f"*-{_digest(doc_id)[:24]}.md"))
 
 
+def _encode_text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
@@ -408,7 +420,15 @@ def user_folder(root: Path, user_id: str) -> Path:
 
 def write_aside(path: Path, content: bytes) -> None:
     """Write a file beside its place and rename it there: all of it, or nothing."""
-    put_in_place(write_temporary(path.parent, content), path)
+    for attempts_left in reversed(range(_MOST_ATTEMPTS)):
+        try:
+            put_in_place(write_temporary(path.parent, content), path)
+        except FileNotFoundError:
+            # The user's folder went meanwhile, with what was written aside.
+            if not attempts_left:
+                raise
+        else:
+            return
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
@@ -505,8 +525,18 @@ def _remove_empty(folder: Path) -> None:
 
 def _remove_folder(folder: Path) -> None:
     """Remove a user's folder of one kind, and the user's folder when nothing else is in it."""
-    if folder.is_dir():
-        shutil.rmtree(folder)
+    for attempts_left in reversed(range(_MOST_ATTEMPTS)):
+        if not folder.is_dir():
+            break
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            # Somebody else removes things here, too.
+            continue
+        except OSError as error:
+            # Somebody put a file there just now.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
+                raise
     _remove_empty(folder)
 
 

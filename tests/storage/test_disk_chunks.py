@@ -18,7 +18,7 @@ import pytest
 
 from rag_wiki import ChunkStore, CorruptDataError, DocumentState, UserDocRecord
 from rag_wiki.storage.chunk_places import DocumentFolder, user_folder
-from rag_wiki.storage.chunk_store import ChunkCopy, new_copy_id
+from rag_wiki.storage.chunk_store import ChunkCopy, copy_time, new_copy_id
 from rag_wiki.testing.awkward import AWKWARD_IDS, NOON, a_record, in_threads
 
 DAY = 24 * 3600
@@ -308,6 +308,57 @@ class TestDamage:
         assert store.delete("alice", "d") is True
         assert not path.exists()
         assert (path.parent / "notes.txt").read_text() == "not ours"
+
+
+class TestOthers:
+    """Whoever else is at work in a user's folder at the same moment."""
+
+    def test_a_folder_that_goes_while_a_copy_is_written_is_made_again(
+        self, store: ChunkStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody forgets the user between the writing of a file and its renaming: the file is there all the same."""
+        assert store.documents is not None
+        replace_file, left = Path.replace, [3]
+
+        def forget_then_replace(path: Path, target: Path) -> Path:
+            left[0] -= 1
+            if left[0] >= 0:
+                ChunkStore(root).delete_user("alice")
+            return replace_file(path, target)
+
+        monkeypatch.setattr(Path, "replace", forget_then_replace)
+        copy = a_copy()
+        store.save_copy("alice", "d", copy)
+        assert read(store, copy.copy_id) is not None
+        left[0] = 1
+        store.documents.prepare("alice", "d", "Title", "The text.", copy.copy_id).finish()
+        assert [path.read_text() for path in files(root, "*.md")] == ["The text."]
+        assert store.documents.times("alice", ["d"]) == {"d": copy_time(copy.copy_id)}
+
+    @pytest.mark.parametrize("name", ["unlink", "rmdir"])
+    def test_forgetting_beside_others_leaves_nothing(
+        self, name: str, store: ChunkStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others remove or add files while a user's folder is removed: all of it goes, without an error."""
+        store.save_copy("alice", "d", a_copy())
+        store.save_copy("alice", "e", a_copy())
+        folder = next(root.glob("*/chunks"))
+        # Before it come the folder of readable copies, and the one of both.
+        act, left = getattr(os, name), [{"unlink": 1, "rmdir": 3}[name]]
+
+        def meddle(path: Any, **named: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0 and name == "rmdir":
+                (folder / "added").write_text("just now")
+            if left[0] == 0 and name == "unlink":
+                act(path, **named)
+            act(path, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, meddle)
+            store.delete_user("alice")
+        assert left[0] < 0
+        assert list(root.rglob("*")) == []
 
 
 class TestNames:

@@ -152,9 +152,8 @@ class TestFiles:
 
         def raw_connection(engine: sa.Engine) -> Any:
             connection = raw(engine)
-            monkeypatch.setattr(
-                connection, "cursor", lambda: connection.driver_connection.cursor(Cursor), raising=False
-            )
+            driver: Any = connection.driver_connection
+            monkeypatch.setattr(connection, "cursor", lambda: driver.cursor(Cursor), raising=False)
             return connection
 
         monkeypatch.setattr(sa.Engine, "raw_connection", raw_connection)
