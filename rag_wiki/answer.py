@@ -6,9 +6,9 @@ Pure: documents and findings in, documents and drafts of provenance out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from langchain_core.documents import Document
@@ -17,11 +17,11 @@ from rag_wiki.lifecycle.query import FetchedDocument, QueryFindings
 from rag_wiki.pieces import CachedDocument, GlobalDocument, as_number, copy_metadata, label
 from rag_wiki.ranking import Ranked, first_of, in_focus, in_turn
 from rag_wiki.search.calibration import Focus
-from rag_wiki.search.index import IndexedDocument
+from rag_wiki.search.index import ChunkHit, IndexedDocument
 from rag_wiki.storage.records import DocumentState, UserDocRecord
 from rag_wiki.transparency.provenance import SourceEntry, WithheldCopy
 
-__all__ = ["Answer", "CopyFindings", "CopyVerdict", "compose", "describe_sources", "unavailable_copy"]
+__all__ = ["Answer", "ChunkScores", "CopyFindings", "CopyVerdict", "compose", "describe_sources", "unavailable_copy"]
 
 
 class CopyVerdict(NamedTuple):
@@ -33,9 +33,14 @@ class CopyVerdict(NamedTuple):
     """What was seen that the copy does not have; `None` when nothing."""
     is_new: bool = False
     """A piece that an incomplete copy does not have: served beside it."""
+    positions: tuple[int, ...] | None = ()
+    """The places in the copy of the chunks that hold the piece; `None` when they could not be read."""
 
 
 _NO_VERDICT = CopyVerdict()
+
+ChunkScores: TypeAlias = Callable[[IndexedDocument, Sequence[int]], Sequence[float]]
+"""The scores of chunks of a saved document, by their places in its copy."""
 
 
 @dataclass
@@ -77,11 +82,13 @@ def compose(
     k: int | None,
     query: str = "",
     focus: Focus | None = None,
+    scores_of: ChunkScores | None = None,
     began_at: int = 0,
 ) -> Answer:
     """Put the answer together, `k` documents at most: pinned ones, then cached and global ones in turn.
 
-    With a focus: cached and global ones in one ranking, and only what is close to the best.
+    A copy brings the chunks along that hold what was found of its document: those pieces are not served beside it. With
+    a focus: cached and global ones in one ranking, and only what is close to the best.
 
     Args:
         found: What the wrapped retriever returned; `None` when it was not asked.
@@ -92,6 +99,7 @@ def compose(
         k: Documents at most; `None` for all.
         query: What was asked; a focus ranks by its words too.
         focus: How close to the best; `None` to serve all.
+        scores_of: The scores of what comes along; `None` when chunks have none.
         began_at: The user's revision when the query began.
     """
     pieces = found or ()
@@ -109,7 +117,7 @@ def compose(
     }
     beside = _beside(serving, pieces, verdicts)
     if focus is None:
-        ranked = in_turn(serving.values(), beside)
+        ranked = in_turn(_with_found(serving, verdicts, scores_of), beside)
     else:
         ranked = in_focus(query, serving.values(), beside, focus, _pinned(copies))
     chosen = first_of(ranked, k)
@@ -156,6 +164,36 @@ def _beside(
         for item in pieces
         if item.doc_id not in serving or verdicts.get((item.doc_id or "", item.digest), _NO_VERDICT).is_new
     ]
+
+
+def _with_found(
+    serving: Mapping[str, CachedDocument],
+    verdicts: Mapping[tuple[str, str], CopyVerdict],
+    scores_of: ChunkScores | None,
+) -> list[CachedDocument]:
+    """The copies, with the chunks that hold what was found: saving takes nothing away that the retriever found."""
+    found: dict[str, set[int]] = {}
+    for (doc_id, _), verdict in verdicts.items():
+        if verdict.positions and doc_id in serving:
+            found.setdefault(doc_id, set()).update(verdict.positions)
+    return [
+        _bringing(item, found[doc_id], scores_of) if doc_id in found and not item.full_document else item
+        for doc_id, item in serving.items()
+    ]
+
+
+def _bringing(item: CachedDocument, positions: set[int], scores_of: ChunkScores | None) -> CachedDocument:
+    """A copy with these of its chunks along, as far as it does not answer with them already."""
+    document, hits, _ = item.found
+    missing = sorted(positions.difference([hit.position for hit in hits]))
+    if not missing or document.copy is None:
+        return item
+    scores = [0.0] * len(missing) if scores_of is None else scores_of(document, missing)
+    along = [
+        ChunkHit(position, document.copy.indices[position], score, is_neighbour=True)
+        for position, score in zip(missing, scores, strict=True)
+    ]
+    return item._replace(found=item.found._replace(hits=(*hits, *along)))
 
 
 def _seen(

@@ -123,8 +123,9 @@ class RagWikiRetrieverConfig:
     false_hit_rate: float = 0.01
     """For `"auto"`: the share of questions that nothing saved has to do with and that a saved copy may answer."""
     local_top_k: int = 3
-    """Chunks that one saved document contributes at most; where `context` is `"focused"`, its margin decides, and this
-    many may be looked at if it is more than eight."""
+    """Matching chunks that one saved document contributes at most; what the wrapped retriever found of it comes along
+    besides. Where `context` is `"focused"`, its margin decides, and this many may be looked at if it is more than
+    eight."""
     expand_neighbours: int = 0
     """Chunks before and after each one that answers that come along, joined without repeating what they share."""
     context: Literal["all", "focused"] = "all"

@@ -24,6 +24,7 @@ from langchain_core.runnables import RunnableConfig
 from rag_wiki import events
 from rag_wiki.answer import (
     Answer,
+    ChunkScores,
     CopyFindings,
     CopyVerdict,
     compose,
@@ -588,6 +589,7 @@ class Recall:
                 k=call.k,
                 query=call.query,
                 focus=focus,
+                scores_of=_chunk_scores(call, cache),
                 began_at=0 if cache.start is None else cache.start.revision,
             )
             call.is_hit = cache.tells and bool(answer.findings.answered)
@@ -876,6 +878,13 @@ def _read_all(
     if cosines is None:
         return [read_global(document, config) for document in documents]
     return [read_global(document, config, cosine) for document, cosine in zip(documents, cosines, strict=True)]
+
+
+def _chunk_scores(call: Call, cache: CacheFindings) -> ChunkScores | None:
+    """What tells how chunks score that were no hits; `None` where no cosines were compared."""
+    if cache.mode != "semantic" or cache.index is None or call.vector is None:
+        return None
+    return partial(cache.index.scores_of, call.vector.unit)
 
 
 def _concerned(answer: Answer) -> list[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cache
+from operator import attrgetter
+from typing import NamedTuple
 
 from rag_wiki.storage.records import join_halves
 
-__all__ = ["are_alike", "flat", "holds", "join_texts", "repeats", "shared_length"]
+__all__ = ["are_alike", "flat", "holds", "join_texts", "parts_with", "repeats", "shared_length"]
 
 _ALIKE = 0.6
 """`difflib`'s own rule of thumb for a close match."""
@@ -104,6 +107,95 @@ def holds(text: str, part: str) -> bool:
             return True
         at = text.find(part, at + 1)
     return False
+
+
+class _Covered(NamedTuple):
+    """From where to where a text is in one of some parts."""
+
+    start: int
+    stop: int
+    part: int
+    """The part's place among them."""
+
+    def goes_on_in(self, other: _Covered) -> bool:
+        """Whether a part has what follows. A space may lie between the two."""
+        return self.start < other.start <= self.stop + 1 and self.stop < other.stop
+
+
+_STOP = attrgetter("stop")
+
+
+def parts_with(text: str, parts: Sequence[str]) -> tuple[int, ...]:
+    """Where the parts are that hold a text: the shortest with all of it, else those in a row that have it together.
+
+    Where none in a row have all of it, some of it is in those that go on in each other, of which half is in it, or that
+    hold half of it; less may be chance. White space counts as it is: give all texts `flat`.
+    """
+    whole = [at for at, part in enumerate(parts) if holds(part, text)] if text else []
+    if whole:
+        return (min(whole, key=lambda at: len(parts[at])),)
+    rows = _rows(_covered(text, parts))
+    bounded = ["", *parts, ""]
+    for row in rows:
+        first, last = row[0], row[-1]
+        # What is left at an end is too short to be found anywhere but where the part before ends, or the next begins.
+        head, tail = text[: first.start].rstrip(), text[last.stop :].lstrip()
+        if bounded[first.part].endswith(head) and bounded[last.part + 2].startswith(tail):
+            return tuple(range(first.part - bool(head), last.part + bool(tail) + 1))
+    telling = [
+        own
+        for row in rows
+        for own in row
+        if len(row) > 1 or (own.stop - own.start) * 2 >= min(len(parts[own.part]), len(text))
+    ]
+    return tuple(sorted({own.part for own in _fewest(sorted(telling))}))
+
+
+def _rows(covered: Iterable[_Covered]) -> list[list[_Covered]]:
+    """What is covered by parts in a row, each of which goes on in the next."""
+    rows: list[list[_Covered]] = []
+    for own in covered:
+        row = next((row for row in rows if row[-1].part == own.part - 1 and row[-1].goes_on_in(own)), None)
+        if row is None:
+            rows.append([own])
+        else:
+            row.append(own)
+    return rows
+
+
+def _covered(text: str, parts: Sequence[str]) -> Iterator[_Covered]:
+    """What of a text is in each part: all of the part, or the end of one that is the start of the other."""
+    since = 0
+    for at, part in enumerate(parts):
+        start = text.find(part, since)
+        if start < 0:
+            start = text.find(part)
+        if start >= 0:
+            since = start + 1
+            yield _Covered(start, start + len(part), at)
+            continue
+        shared = shared_length(part, text)
+        if shared:
+            yield _Covered(0, shared, at)
+        shared = shared_length(text, part)
+        if shared:
+            yield _Covered(len(text) - shared, len(text), at)
+
+
+def _fewest(covered: Sequence[_Covered]) -> list[_Covered]:
+    """The fewest that cover what all of them cover, of those in the order of their starts."""
+    chosen: list[_Covered] = []
+    starts = [own.start for own in covered]
+    reached = at = 0
+    while at < len(covered):
+        # Where more than a space is missing, it goes on with what comes next.
+        end = bisect_right(starts, max(reached + 1, starts[at]), at)
+        best = max(covered[at:end], key=_STOP)
+        at = end
+        if best.stop > reached:
+            chosen.append(best)
+            reached = best.stop
+    return chosen
 
 
 def _is_within_word(text: str, at: int) -> bool:

@@ -16,7 +16,7 @@ from rag_wiki.search.index import IndexCache, IndexedDocument, UserIndex, copy_n
 from rag_wiki.steps import Procedure, blocking
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
-from rag_wiki.texts import are_alike, flat, holds
+from rag_wiki.texts import are_alike, flat, holds, parts_with
 
 __all__ = ["CopyJudge"]
 
@@ -54,7 +54,7 @@ class CopyJudge:
                 continue
             key = (user_id, item.doc_id, document.record.copy_id or "", item.digest)
             verdict = self._verdict(key)
-            if verdict is None:
+            if verdict is None or (verdict.positions is None and document.copy is not None):
                 try:
                     verdict = yield blocking(self._judge_copy, user_id, item, document)
                 except Exception as error:
@@ -65,6 +65,20 @@ class CopyJudge:
         return verdicts
 
     def _judge_copy(self, user_id: str, item: GlobalDocument, document: IndexedDocument) -> CopyVerdict:
+        verdict = self._compare(user_id, item, document)
+        if verdict.stale is not None or verdict.is_new:
+            return verdict
+        return verdict._replace(positions=self._places(user_id, item, document))
+
+    def _places(self, user_id: str, item: GlobalDocument, document: IndexedDocument) -> tuple[int, ...] | None:
+        """Where in the copy a piece is that the copy has; `None` when its chunks can't be read."""
+        try:
+            parts = self._parts(user_id, document) if document.copy is not None else ()
+        except CorruptDataError:  # the verdict holds without it; where the copy is to answer, the call tells of it
+            return None
+        return parts_with(flat(item.document.page_content), [flat(part) for part in parts]) if parts else None
+
+    def _compare(self, user_id: str, item: GlobalDocument, document: IndexedDocument) -> CopyVerdict:
         record = document.record
         same = CopyVerdict(copy_id=record.copy_id or "")
         key = self._config.version_key

@@ -220,10 +220,21 @@ class Model:
         claimed = [doc_id for doc_id in serving if docs[doc_id].user_state == CLAIMED]
         in_turn = [item for pair in zip_longest(claimed, beside) for item in pair if item is not None]
         chosen: list[str | Piece] = [*pinned, *in_turn][:k]
+        # A copy brings the chunks along that the source found.
+        along = {
+            doc_id: {
+                at
+                for piece, verdict in verdicts.items()
+                if piece.doc_id == doc_id and verdict == "same"
+                for at, (_, text) in enumerate(docs[doc_id].chunks)
+                if text == piece.text
+            }
+            for doc_id in serving
+        }
         served = [
             (item.doc_id, False, item.text)
             if isinstance(item, Piece)
-            else (item, True, _text(docs[item], speaking[item][1]))
+            else (item, True, _text(docs[item], sorted({*speaking[item][1], *along[item]})))
             for item in chosen
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_wiki.texts import are_alike, flat, holds
+from rag_wiki.texts import are_alike, flat, holds, parts_with
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,36 @@ def test_chunks_that_overlap_are_not_alike() -> None:
 def test_a_flat_text_has_no_layout() -> None:
     """Line ends, tabs and runs of blanks are one blank, and none at the ends."""
     assert flat(" Pods\n\thold  containers.\r\n") == "Pods hold containers."
+
+
+LAW = ["Notice is 10 days.", "It begins on a Monday.", "Whoever is ill says so", "at once, by telephone."]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "places"),
+    [
+        ("It begins on a Monday.", LAW, (1,)),
+        ("begins on", LAW, (1,)),
+        ("10 days", ["110 days", "10 days"], (1,)),
+        ("10 days", ["in 10 days, not 20", "10 days", "10 days"], (1,)),
+        ("10 days. It begins on a Monday. Whoever is", LAW, (0, 1, 2)),
+        ("Whoever is ill says so at once, by telephone.", LAW, (2, 3)),
+        ("is ill says so at once, by", LAW, (2, 3)),
+        ("days. It begins on a Monday. Who", LAW, (0, 1, 2)),
+        ("Of illness: whoever", LAW, ()),
+        ("Staff only. It begins on a Monday. Nobody knows of what is not written.", LAW, (1,)),
+        ("begins on a Monday. Nobody knows", LAW, (1,)),
+        ("It is Monday. Whoever knows, and has known for long, is", ["Long before, and then: It is Monday.", *LAW], ()),
+        ("Of illness: Whoever is ill says so at once, by", [*LAW[:3], f"{LAW[3]} Letters are no help."], (2, 3)),
+        ("in the yard. Rule 2 says", ["Play in the yard. Rule", "1 says: play in the", "yard. Rule 2 says"], (1, 2)),
+        ("is ill says so today, by fax.", LAW, (2,)),
+        ("one two three", ["one two", "two", "two three"], (0, 2)),
+        ("a note. a note. the end", ["a note.", "a note.", "the end"], (0, 1, 2)),
+        ("請假須於10天前提出申請並附證明文件", ["請假須於10天前提出申請", "並附證明文件"], (0, 1)),
+        ("", LAW, ()),
+        ("nothing of it", [], ()),
+    ],
+)
+def test_the_parts_that_hold_a_text(text: str, parts: list[str], places: tuple[int, ...]) -> None:
+    """The shortest with all of it, else the fewest that have it together; less than half of either tells nothing."""
+    assert parts_with(text, parts) == places

@@ -74,14 +74,14 @@ class SearchLimits(NamedTuple):
 
 
 class ChunkHit(NamedTuple):
-    """A chunk that matched, or one beside it."""
+    """A chunk that matched, or one that comes along."""
 
     position: int
     """Its place in the copy."""
     chunk_index: int
     score: float
     is_neighbour: bool = False
-    """It is along for the sake of a hit."""
+    """It is no hit: it is along because it is beside one, or holds what the wrapped retriever found."""
 
     def is_beside(self, other: ChunkHit, reach: int) -> bool:
         """Whether it is at most so many chunks before or after another one, without any missing between them."""
@@ -125,7 +125,7 @@ class DocumentHits(NamedTuple):
 
     document: IndexedDocument
     hits: tuple[ChunkHit, ...]
-    """Then the neighbours of these."""
+    """Then what comes along with these."""
     above_threshold: bool
     """False for a pinned document that is included although nothing of it reached the threshold."""
 
@@ -232,6 +232,11 @@ class UserIndex:
             scores = queries[first : first + at_once] @ self.matrix.T
             results += [self._found(own, limits) for own in scores]
         return results
+
+    def scores_of(self, query: Matrix, document: IndexedDocument, positions: Sequence[int]) -> list[float]:
+        """The cosines of some chunks of a document to a unit vector, by their places in its copy."""
+        rows = self.matrix[[document.start + position for position in positions]]
+        return [_as_cosine(product) for product in (rows @ query).tolist()]
 
     def _found(self, scores: Matrix, limits: SearchLimits) -> list[DocumentHits]:
         """The result of a search, of the score of each row."""
