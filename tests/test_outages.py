@@ -1069,6 +1069,7 @@ class Waits:
     def __call__(self, stopping: threading.Event, seconds: float) -> bool:
         self._asked.put(seconds)
         self._go.get(timeout=SAFETY)
+        self._go.task_done()
         return stopping.is_set()
 
     def next(self) -> float:
@@ -1076,8 +1077,9 @@ class Waits:
         return self._asked.get(timeout=SAFETY)
 
     def end(self) -> None:
-        """End this wait."""
+        """End this wait, and see that it is not the next one, of another thread, that ends."""
         self._go.put(None)
+        self._go.join()
 
 
 def test_the_decay_job_outlives_an_outage(far: FarWorld) -> None:
