@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableConfig, ensure_config, run_in_executor
@@ -246,9 +247,15 @@ class UserActions:
         """Answer with the whole saved document instead of its best chunks.
 
         Raises:
+            ConfigurationError: `enabled` is neither true nor false: the id of a user, say, which comes third here.
             UnknownDocumentError: The user never met the document.
         """
         user = self._user(user_id)
+        if not isinstance(enabled, (bool, int, np.bool_)):
+            msg = (
+                f"whether document {doc_id!r} answers in full is True or False, not {enabled!r}; the user is user_id=…"
+            )
+            raise ConfigurationError(msg)
 
         def decide(view: UserView) -> UserChange:
             return UserChange(records=[replace(known(view, doc_id), always_full_doc=bool(enabled))])
@@ -481,9 +488,9 @@ class UserActions:
 
 
 def _states(states: DocumentState | str | Iterable[DocumentState | str]) -> list[DocumentState]:
-    listed = [states] if isinstance(states, str) else list(states)
     try:
+        listed = [states] if isinstance(states, str) else list(states)
         return [DocumentState(state) for state in listed]
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         msg = f"{error}; the states are {', '.join(DocumentState)}"
         raise ConfigurationError(msg) from error

@@ -16,7 +16,7 @@ from helpers import START, document
 from places import PlacedWorld
 from scenarios import OTHER_QUESTION, POD_QUESTION, PODS, USER, World
 
-from rag_wiki import DecayConfig, DocumentState, RagWikiRetriever, UserDocRecord
+from rag_wiki import ConfigurationError, DecayConfig, DocumentState, RagWikiRetriever, UserDocRecord
 from rag_wiki.storage.codec import decode_record, encode_record
 from rag_wiki.storage.records import Clocks
 from rag_wiki.tables import DocumentList, display_width, time_ago
@@ -134,6 +134,24 @@ def test_why_is_kept_in_every_place(world: PlacedWorld) -> None:
     world.shows(document("pods", PODS))
     retriever.invoke(POD_QUESTION)
     assert world.record("pods").why == "fetched again after it was let go"
+
+
+@pytest.mark.parametrize("states", [5, ["SAVED"], "SAVED"])
+def test_states_that_are_none_are_told(states: Any) -> None:
+    """Which there are is said."""
+    with pytest.raises(ConfigurationError, match="the states are GLOBAL, SURFACED, SUGGESTED"):
+        World().retriever().documents(states)
+
+
+@pytest.mark.parametrize("enabled", ["bob", "no", None])
+def test_a_user_is_no_answer_to_whether(enabled: Any) -> None:
+    """The id of a user in the place of yes or no changes nothing for another user."""
+    world = World()
+    retriever = world.retriever()
+    world.save(retriever, "pods", PODS)
+    with pytest.raises(ConfigurationError, match="'pods' answers in full is True or False, not"):
+        retriever.set_always_full_doc("pods", enabled)
+    assert not world.record("pods").always_full_doc
 
 
 def test_a_count_that_begins_anew_says_why(world: PlacedWorld) -> None:
