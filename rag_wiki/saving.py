@@ -59,7 +59,7 @@ LoadedContent: TypeAlias = str | Document | None
 DocumentLoader: TypeAlias = Callable[[UserDocRecord], LoadedContent | Awaitable[LoadedContent]]
 """Gives the text of a document, or `None`; plain or async."""
 
-_CONTENT_FROM = re.compile("; content from .*$", re.DOTALL)
+_CONTENT_FROM = "; content from "
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t](.*)$", re.MULTILINE)
 _LONGEST_SECTION = 200
 _LONGEST_VALUE = 500
@@ -496,11 +496,11 @@ class Saver:
             if draft.content.is_old:
                 source = "what was saved before: nothing newer was found"
             what = "refreshed" if before.saved else "saved"
-            content_from = f"; content from {source}"
-            events.append(describe(before, after, what, f"{order.why}{content_from}", now))
-            if before.saved and not order.same_text:
+            events.append(describe(before, after, what, f"{order.why}{_CONTENT_FROM}{source}", now))
+            reason, told, _ = before.why.partition(_CONTENT_FROM)
+            if before.saved and told and not order.same_text:
                 # It stands where it stood for the same reason, and says another text.
-                after.why = _CONTENT_FROM.sub(lambda _: content_from, before.why)
+                after.why = f"{reason}{_CONTENT_FROM}{source}"
             if order.pin:
                 pinned = pin(after, now)
                 after, events = pinned.record, [*events, *pinned.events]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -51,8 +51,8 @@ class _Span(NamedTuple):
         first, end = max(self.start, other.start), min(self.start + len(self.text), other.start + len(other.text))
         if self.of != other.of or first >= end:
             return None
-        own, others = ([span.text[first - span.start : end - span.start]] for span in (self, other))
-        return flat(*own) != flat(*others)
+        own, others = (flat(span.text[first - span.start : end - span.start]) for span in (self, other))
+        return own != others
 
 
 def _span_of(text: RetrievedText) -> _Span | None:
@@ -140,13 +140,12 @@ def current_texts(
     return _in_order(current)
 
 
-def _is_version(text: RetrievedText, other: RetrievedText, numbers: Mapping[str, Hashable | None]) -> bool:
-    """Whether a text is another version of one, by where they are or by what they say."""
-    if numbers[text.digest] is None or numbers[other.digest] is None:
+def _is_version(text: RetrievedText, other: RetrievedText, numbers: Mapping[str, _Number | None]) -> bool:
+    """Whether a text is another version of one, by where they are; where that can not be compared, by what they say."""
+    own, others = numbers[text.digest], numbers[other.digest]
+    if own is None or others is None or own.of != others.of:
         return are_alike(other.text, text.text)
-    if text.chunk_index is not None or other.chunk_index is not None:
-        return False
-    return compare_spans(text, [other])[0]
+    return own.of is not None and compare_spans(text, [other])[0]
 
 
 def _in_order(texts: list[RetrievedText]) -> list[RetrievedText]:
@@ -170,7 +169,15 @@ def _in_order(texts: list[RetrievedText]) -> list[RetrievedText]:
     return [texts[at] for _, at in sorted(zip(places, range(len(texts)), strict=True))]
 
 
-def _numbers(texts: Sequence[RetrievedText], seen: Mapping[str, int]) -> dict[str, Hashable | None]:
+class _Number(NamedTuple):
+    """Which piece a text is: its number among the chunks of its document, or where it begins in a text."""
+
+    of: str | None
+    """The text that it begins in (see `_Span.of`); `None` for the number of a chunk."""
+    number: int
+
+
+def _numbers(texts: Sequence[RetrievedText], seen: Mapping[str, int]) -> dict[str, _Number | None]:
     """The number of the piece that each text is, or where it begins, if it says so and that tells: by digest.
 
     Under one that a query gave to several unlike texts stand parts of a piece: a compressor has cut it, say.
@@ -186,8 +193,8 @@ def _numbers(texts: Sequence[RetrievedText], seen: Mapping[str, int]) -> dict[st
     return {digest: None if number in shared else number for digest, number in own.items()}
 
 
-def _number(text: RetrievedText) -> Hashable | None:
+def _number(text: RetrievedText) -> _Number | None:
     if text.chunk_index is not None:
-        return text.chunk_index
+        return _Number(None, text.chunk_index)
     span = _span_of(text)
-    return None if span is None else (span.of, span.start)
+    return None if span is None else _Number(span.of, span.start)

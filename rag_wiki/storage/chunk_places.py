@@ -530,12 +530,9 @@ def _remove_folder(folder: Path) -> None:
             break
         try:
             shutil.rmtree(folder)
-        except FileNotFoundError:
-            # Somebody else removes things here, too.
-            continue
         except OSError as error:
-            # Somebody put a file there just now.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
+            # Somebody else removes things here, too, or put a file there just now.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
                 raise
     _remove_empty(folder)
 

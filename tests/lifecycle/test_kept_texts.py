@@ -146,6 +146,12 @@ CHANGES: dict[str, tuple[list[list[Shown]], list[str]]] = {
     "rewritten": ([cut(LONG, 0, 20), cut(REWRITTEN, 5)], [REWRITTEN[5:25]]),
     "rewritten in one place": ([cut(LONG, 0, 40), cut(REWRITTEN, 0)], [REWRITTEN[0:20], LONG[40:60]]),
     "moved on": ([cut(LONG, 0, 20), cut(LONGER, 5, 25)], [LONGER[5:25], LONGER[25:45]]),
+    "of another day": (
+        # Where they begin can't be compared; what they say can.
+        [[Shown(ONE, place={"start_index": 0, "edited": 1})], [Shown(TWO, place={"start_index": 0, "edited": 2})]],
+        [TWO],
+    ),
+    "a number where there was a place": ([[Shown(ONE, place={"start_index": 0})], numbered(TWO)], [TWO]),
     "cut by a compressor": (
         [[*cut("Pods restart.", 0), *cut("Images are pulled.", 0)], cut("Nodes drain.", 0)],
         ["Pods restart.", "Images are pulled.", "Nodes drain."],
