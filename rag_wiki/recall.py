@@ -341,7 +341,7 @@ class Recall:
             except Exception as error:  # the search in the saved copies will say so
                 call.failure = error
                 return
-            if vector.unit.any():
+            if vector.has_direction:
                 call.asked = call.by_vector.asked(vector)
 
     def _embed(self, call: Call, model: Embeddings) -> Procedure[QueryVector]:
@@ -458,7 +458,7 @@ class Recall:
         if vector is None:
             found.mode = "keyword"
             hits = _keyword_hits(index, call.query, self.config)
-        elif not vector.any() or not self.relevance.can_judge(scores):
+        elif call.vector is None or not call.vector.has_direction or not self.relevance.can_judge(scores):
             # A query without a direction, or a model of which nothing is known: nothing was compared, nothing missed.
             hits = index.pinned()
         else:

@@ -163,7 +163,8 @@ def run(procedure: Procedure[T]) -> T:
             else:
                 step = procedure.send(value)
     except StopIteration as end:
-        return cast("T", end.value)
+        result: T = end.value
+        return result
     finally:
         # Interrupted in a step, it ends its own `with` blocks now, not when it is collected.
         procedure.close()
@@ -181,6 +182,7 @@ async def arun(procedure: Procedure[T]) -> T:
             else:
                 step = procedure.send(value)
     except StopIteration as end:
-        return cast("T", end.value)
+        result: T = end.value
+        return result
     finally:
         procedure.close()

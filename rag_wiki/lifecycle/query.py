@@ -108,9 +108,10 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         step = _account_for_document(record, doc_id, view, found, rules, now)
         if step is None:
             continue
-        kept, fresh, anew = _keep_texts(record, step.record, found, doc_id, view.clocks.queries + 1)
+        kept = step.record
+        fresh, anew = _note_texts(record, kept, found, doc_id, view.clocks.queries + 1)
         if record is not None:
-            if kept is step.record and _is_missed_only(record, kept, found):
+            if _is_missed_only(record, kept, found):
                 continue
             anew = anew or (len(record.retrieved) > 0 and _is_back(record, kept))
             if record.saved and not kept.saved:
@@ -137,6 +138,7 @@ def account_for_query(view: UserView, found: QueryFindings, rules: QueryRules, n
         queries=1 if found.asked else 0,
         searches=0 if found.searched is None else 1,
         outcome=QueryOutcome({**view.records, **after}, suggestions, gone),
+        own=True,
     )
 
 
@@ -202,7 +204,7 @@ def _account_for_saved(
     is_hit = doc_id in found.matched or shown
     values: dict[str, Any] = {}
     if shown or _is_of(record, found.answered):
-        values = {**one_more_fetch(record, now)}
+        values = one_more_fetch(record, now)
     elif found.asked:
         values["queries_missed"] = record.queries_missed + 1
     if record.stale_since is None and _is_of(record, found.stale):
@@ -219,10 +221,10 @@ def _account_for_saved(
     return Step(record.changed(**values), events) if values else None
 
 
-def _keep_texts(
+def _note_texts(
     before: UserDocRecord | None, record: UserDocRecord, found: QueryFindings, doc_id: str, query: int
-) -> tuple[UserDocRecord, list[RetrievedText], bool]:
-    """Note which texts were seen, and add the new ones to what is kept for saving; tells whether that starts anew.
+) -> tuple[Sequence[RetrievedText], bool]:
+    """Note in a step's own record which texts were seen; the new ones to keep for saving, and whether that starts anew.
 
     For a saved document texts are kept only while they can serve a refresh: when its copy is stale, or was
     made of retrieved texts and may be incomplete. What is kept is bounded, and holds what was seen last: where
@@ -232,13 +234,14 @@ def _keep_texts(
     wanted = not record.saved or record.stale_since is not None or record.content_source == "retrieved"
     anew = record.stale_since is not None and before is not None and before.stale_since is None
     if not anew and (fetched is None or not wanted):
-        return record, [], False
+        return (), False
     texts = fetched.texts if fetched is not None else ()
     digests = {text.digest for text in texts}
     if not anew and digests.issubset(record.retrieved):
         # Nearly always: all of them were seen before.
         times = zip(record.retrieved, record.retrieved_seen, strict=False)
-        return record.changed(retrieved_seen=tuple([query if text in digests else at for text, at in times])), [], False
+        record.retrieved_seen = tuple([query if text in digests else at for text, at in times])
+        return (), False
     shown = {text.digest: text for text in texts if text.length <= MOST_TEXT_CHARS}
     known, chars = ({}, 0) if anew else (last_seen(record), record.retrieved_chars)
     fresh = _with_room([text for digest, text in shown.items() if digest not in known], len(known), chars)
@@ -247,12 +250,9 @@ def _keep_texts(
         fresh = _with_room(shown.values(), 0, 0)
     seen = {digest: query if digest in shown else at for digest, at in known.items()}
     seen |= dict.fromkeys((text.digest for text in fresh), query)
-    kept = record.changed(
-        retrieved=tuple(seen),
-        retrieved_seen=tuple(seen.values()),
-        retrieved_chars=chars + sum(text.length for text in fresh),
-    )
-    return kept, [replace(text.retrieved_text, first_seen=query) for text in fresh], anew
+    record.retrieved, record.retrieved_seen = tuple(seen), tuple(seen.values())
+    record.retrieved_chars = chars + sum(text.length for text in fresh)
+    return [replace(text.retrieved_text, first_seen=query) for text in fresh], anew
 
 
 def _with_room(texts: Iterable[FoundText], kept: int, chars: int) -> list[FoundText]:

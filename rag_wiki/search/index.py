@@ -1,4 +1,4 @@
-"""The per-user index: one matrix of unit rows over all saved chunks, kept in process.
+"""The per-user index: unit rows of all saved chunks, kept in process.
 
 An index is a cache of what the stores hold. When the user's revision moved, the documents that changed since
 are read; the others are taken over as they are.
@@ -22,8 +22,9 @@ from rag_wiki.by_identity import ByIdentity
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
 from rag_wiki.search.calibration import ModelScores, Spread
+from rag_wiki.search.rows import FoundRows, Matrix, UnitRows
 from rag_wiki.storage.base import StateStore
-from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore, unit_rows
+from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore
 from rag_wiki.storage.records import UserDocRecord
 from rag_wiki.turn import Turn
 
@@ -42,14 +43,13 @@ __all__ = [
     "with_neighbours",
 ]
 
-Matrix: TypeAlias = NDArray[np.float32]
+Products: TypeAlias = Callable[[Sequence[int]], Matrix]
+"""The products of a query with some rows."""
 
 _ROUNDING = 1e-6
 """Cosines of float32 unit vectors are good to about this; an equal one must count as equal."""
 _MOST_SCORES = 16 * 1024 * 1024
 """Scores of many queries that are computed at once: 64 MiB."""
-_BLOCK = 256
-"""Rows that are brought to length one together."""
 _MOST_ROWS = 2_048
 """Rows that are compared with the calibration's questions; more would tell no more."""
 _MOST_READINGS = 3
@@ -98,7 +98,7 @@ class IndexedDocument(NamedTuple):
     problem: str | None = None
     """Why the copy can't answer: `copy lost`, `copy unreadable`, `other embedding model`."""
     start: int = 0
-    """Its first row in the matrix."""
+    """Its first row in the index."""
 
     @property
     def stop(self) -> int:
@@ -130,38 +130,26 @@ class DocumentHits(NamedTuple):
     """False for a pinned document that is included although nothing of it reached the threshold."""
 
 
-@dataclass
-class _Buffer:
-    """Rows with room to grow; only the newest index on it may append."""
-
-    rows: Matrix
-    used: int
-
-
 @dataclass(frozen=True)
 class UserIndex:
     """A user's saved documents at one revision. Never changed; a newer one may share its rows."""
 
     revision: int
     embedding: str
-    """The fingerprint of the model whose vectors are in the matrix."""
+    """The fingerprint of the model whose vectors these are."""
     documents: dict[str, IndexedDocument]
     """In the order of their rows; those without rows anywhere."""
     width: int
-    buffer: _Buffer
+    rows: UnitRows
     size: int
+    """How many of the rows are its own: the first ones."""
     keywords: KeywordIndex | None = field(default=None, compare=False)
     _unrelated: list[tuple[ModelScores, Spread | None]] = field(default_factory=list, repr=False, compare=False)
 
     @property
-    def matrix(self) -> Matrix:
-        """(rows, width) float32 unit rows."""
-        return self.buffer.rows[: self.size]
-
-    @property
     def nbytes(self) -> int:
         """Bytes held for this user."""
-        return self.buffer.rows.nbytes + (self.keywords.nbytes if self.keywords else 0) + 512 * len(self.documents)
+        return self.rows.nbytes + (self.keywords.nbytes if self.keywords else 0) + 512 * len(self.documents)
 
     @cached_property
     def _compared(self) -> tuple[list[IndexedDocument], list[int], list[int]]:
@@ -186,7 +174,7 @@ class UserIndex:
         Worked out once for each index, from evenly spread rows.
         """
         if not self.knows_unrelated(model):
-            rows = self.matrix[:: -(-self.size // _MOST_ROWS) or 1]
+            rows = self.rows.rows(slice(0, self.size, -(-self.size // _MOST_ROWS) or 1))
             spread = model.unrelated_to(rows)._replace(size=self.size) if self.size else None
             self._unrelated[:] = [(model, spread)]
         return self._unrelated[0][1]
@@ -220,7 +208,8 @@ class UserIndex:
         """
         if not self._compared[0] or query.shape[0] != self.width:
             return []
-        return self._found(self.matrix @ query, limits)
+        found = self.rows.at_least(query, self.size, _least(limits))
+        return self._found(found, limits, partial(self.rows.products, query))
 
     def search_many(self, queries: Matrix, limits: SearchLimits) -> list[list[DocumentHits]]:
         """`search` for each row of (n, dim), by one product for many of them."""
@@ -229,52 +218,55 @@ class UserIndex:
         results = []
         at_once = max(_MOST_SCORES // self.size, 1)
         for first in range(0, len(queries), at_once):
-            scores = queries[first : first + at_once] @ self.matrix.T
-            results += [self._found(own, limits) for own in scores]
+            some = queries[first : first + at_once]
+            for query, products in zip(some, self.rows.products_of_all(some, self.size), strict=True):
+                found = FoundRows.of(products, _least(limits))
+                results.append(self._found(found, limits, partial(self.rows.products, query)))
         return results
 
     def scores_of(self, query: Matrix, document: IndexedDocument, positions: Sequence[int]) -> list[float]:
         """The cosines of some chunks of a document to a unit vector, by their places in its copy."""
-        rows = self.matrix[[document.start + position for position in positions]]
-        return [_as_cosine(product) for product in (rows @ query).tolist()]
+        products = self.rows.products(query, [document.start + position for position in positions])
+        return [_as_cosine(product) for product in products.tolist()]
 
-    def _found(self, scores: Matrix, limits: SearchLimits) -> list[DocumentHits]:
-        """The result of a search, of the score of each row."""
+    def _found(self, found: FoundRows, limits: SearchLimits, products_of: Products) -> list[DocumentHits]:
+        """The result of a search, of the rows that may be in it and what tells of others."""
         documents, starts, pinned = self._compared
-        top_k, least = limits.top_k, limits.threshold - _ROUNDING
-        rows = (scores >= least).nonzero()[0]
-        if limits.slack and rows.size:
-            rows = self._of_the_same(rows, scores >= least - limits.slack)
-        if not rows.size and not pinned:
+        top_k = limits.top_k
+        if limits.slack and found.rows.size:
+            found = self._near_hits(found, limits.threshold - _ROUNDING)
+        if not found.rows.size and not pinned:
             return []
-        if rows.size > _FEW:
-            rows = _best_of_each(rows, scores[rows], starts, top_k)
-        found: dict[int, list[tuple[float, int]]] = {}
-        for distance, row in sorted([(-scores.item(row), row) for row in rows.tolist()]):
-            own = found.setdefault(bisect_right(starts, row) - 1, [])
+        if found.rows.size > _FEW:
+            found = found.only(_best_of_each(found, starts, top_k))
+        hits: dict[int, list[tuple[float, int]]] = {}
+        for distance, row in sorted(zip((-found.products).tolist(), found.rows.tolist(), strict=True)):
+            own = hits.setdefault(bisect_right(starts, row) - 1, [])
             if len(own) < top_k:
                 own.append((-distance, row))
-        results = [_hits(documents[owner], own, above=True) for owner, own in found.items()]
+        results = [_hits(documents[owner], own, above=True) for owner, own in hits.items()]
         for owner in pinned:
             document = documents[owner]
-            if owner not in found:
-                best = document.start + int(np.argmax(scores[document.start : document.stop]))
-                results.append(_hits(document, [(float(scores[best]), best)], above=False))
+            if owner not in hits:
+                products = products_of(range(document.start, document.stop))
+                best = int(np.argmax(products))
+                results.append(_hits(document, [(float(products[best]), document.start + best)], above=False))
         if limits.neighbours:
             results = [
-                with_neighbours(result, limits.neighbours, partial(_score_at, scores, result.document.start))
+                with_neighbours(result, limits.neighbours, partial(_score_at, products_of, result.document.start))
                 for result in results
             ]
         return sorted(results, key=lambda result: -result.hits[0].score)
 
-    def _of_the_same(self, rows: NDArray[np.intp], close: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """The rows that are close, of the documents that these rows belong to."""
-        documents, starts, _ = self._compared
-        owners = np.unique(np.searchsorted(starts, rows, side="right") - 1)
-        spans = [np.arange(documents[owner].start, documents[owner].stop) for owner in owners.tolist()]
-        together = np.concatenate(spans)
-        found: NDArray[np.intp] = together[close[together]]
-        return found
+    def _near_hits(self, found: FoundRows, least: float) -> FoundRows:
+        """Of rows that are close, those of the documents that have a hit among them."""
+        owners = np.searchsorted(self._compared[1], found.rows, side="right")
+        return found.only(np.isin(owners, owners[found.products >= least]))
+
+
+def _least(limits: SearchLimits) -> float:
+    """The product from which a row may be in a result."""
+    return limits.threshold - _ROUNDING - limits.slack
 
 
 def copy_name(record: UserDocRecord) -> tuple[str, str]:
@@ -300,15 +292,14 @@ def with_neighbours(result: DocumentHits, reach: int, score_of: Callable[[int], 
     return result._replace(hits=(*result.hits, *along))
 
 
-def _best_of_each(rows: NDArray[np.intp], scores: Matrix, starts: Sequence[int], top_k: int) -> NDArray[np.intp]:
-    """Of rows and their scores, the best `top_k` of each document."""
-    owners = np.searchsorted(starts, rows, side="right") - 1
+def _best_of_each(found: FoundRows, starts: Sequence[int], top_k: int) -> NDArray[np.intp]:
+    """Which of the rows are the best `top_k` of each document."""
+    owners = np.searchsorted(starts, found.rows, side="right") - 1
     # By document, best first; the rank within a document is the distance from where it begins.
-    order = np.lexsort((rows, -scores, owners))
+    order = np.lexsort((found.rows, -found.products, owners))
     owners = owners[order]
-    ranks = np.arange(rows.size) - np.searchsorted(owners, owners, side="left")
-    best: NDArray[np.intp] = rows[order[ranks < top_k]]
-    best.sort()
+    ranks = np.arange(order.size) - np.searchsorted(owners, owners, side="left")
+    best: NDArray[np.intp] = np.sort(order[ranks < top_k])
     return best
 
 
@@ -320,9 +311,9 @@ def _hits(document: IndexedDocument, scored: Sequence[tuple[float, int]], *, abo
     return DocumentHits(document, tuple(hits), above)
 
 
-def _score_at(scores: Matrix, start: int, position: int) -> float:
+def _score_at(products_of: Products, start: int, position: int) -> float:
     """The score of a chunk of the document that begins at a row."""
-    return _as_cosine(scores[start + position])
+    return _as_cosine(products_of([start + position])[0])
 
 
 def _as_cosine(product: float) -> float:
@@ -633,38 +624,32 @@ def _assemble(
     """Put rows together: appended where nothing went, copied where something did."""
     documents = {doc_id: document for doc_id, document in kept.items() if document.stop == document.start}
     old_rows = sorted((item for item in kept.values() if item.stop > item.start), key=lambda item: item.start)
-    fitting = [(document, rows) for document, rows in loaded if rows is not None]
-    documents |= {document.record.doc_id: document for document, rows in loaded if rows is None}
+    fitting = [(document, vectors) for document, vectors in loaded if vectors is not None]
+    documents |= {document.record.doc_id: document for document, vectors in loaded if vectors is None}
     size = sum(item.stop - item.start for item in old_rows)
-    total = size + sum(rows.shape[0] for _, rows in fitting)
+    total = size + sum(len(vectors) for _, vectors in fitting)
     whole = before is not None and size == before.size
-    if before is not None and whole and before.buffer.used == size and total <= before.buffer.rows.shape[0]:
-        buffer = before.buffer
+    if before is not None and whole and before.rows.used == size and total <= before.rows.capacity:
+        rows = before.rows
     else:
         # Room for a quarter more, so that a run of saves copies the rows a few times rather than each time;
         # a first build has nothing to foresee.
         capacity = total if before is None else total + total // 4
-        buffer = _Buffer(np.empty((capacity, width), dtype=np.float32), 0)
+        rows = UnitRows(capacity, width)
     at = 0
     for item in old_rows:
         count = item.stop - item.start
-        if before is not None and buffer is not before.buffer:
-            buffer.rows[at : at + count] = before.buffer.rows[item.start : item.stop]
+        if before is not None and rows is not before.rows:
+            rows.take(at, before.rows, item.start, item.stop)
         else:
             at = item.start
         documents[item.record.doc_id] = IndexedDocument(item.record, item.copy, None, at)
         at += count
-    first_new = at
-    for document, rows in fitting:
-        buffer.rows[at : at + rows.shape[0]] = rows
+    rows.used = rows.write(at, [vectors for _, vectors in fitting])
+    for document, vectors in fitting:
         documents[document.record.doc_id] = IndexedDocument(document.record, document.copy, None, at)
-        at += rows.shape[0]
-    # In blocks that stay in the processor's cache: half the time of one document after the other.
-    for first in range(first_new, at, _BLOCK):
-        block = buffer.rows[first : min(first + _BLOCK, at)]
-        block[:] = unit_rows(block)
-    buffer.used = at
-    return UserIndex(revision, embedding, documents, width, buffer, at)
+        at += len(vectors)
+    return UserIndex(revision, embedding, documents, width, rows, at)
 
 
 def _build_keywords(
@@ -691,5 +676,4 @@ def _build_keywords(
         elif copy is not None:
             documents[doc_id] = _without_copy(record)
     documents |= {record.doc_id: _without_copy(record) for record in unreadable}
-    empty = _Buffer(np.empty((0, 0), dtype=np.float32), 0)
-    return UserIndex(revision, "", documents, 0, empty, 0, KeywordIndex(texts))
+    return UserIndex(revision, "", documents, 0, UnitRows(0, 0), 0, KeywordIndex(texts))

@@ -338,10 +338,11 @@ class RecordPayload:
 
     __slots__ = ("_fresh", "_text")
 
-    def __init__(self, record: UserDocRecord, seen_at: int, hit_at: int) -> None:
-        fresh = record.changed(full_content=None)
-        fresh.normalize_times()
-        self._fresh: tuple[UserDocRecord, int, int] | None = fresh, seen_at, hit_at
+    def __init__(self, record: UserDocRecord, seen_at: int, hit_at: int, *, own: bool) -> None:
+        if not own:
+            record = record.changed(full_content=None)
+            record.normalize_times()
+        self._fresh: tuple[UserDocRecord, int, int] | None = record, seen_at, hit_at
         self._text: str | None = None
 
     @property
@@ -372,17 +373,20 @@ def _encode(record: UserDocRecord, seen_at: int, hit_at: int) -> str:
     return dump_json(payload)
 
 
-def encode_record(record: UserDocRecord, clocks: Clocks, content: str | None = None) -> StoredDocument:
-    """The stored form of a record at the given readings of the user's clocks."""
+def encode_record(
+    record: UserDocRecord, clocks: Clocks, content: str | None = None, *, own: bool = False
+) -> StoredDocument:
+    """The stored form of a record at the given readings of the user's clocks; see `UserChange.own`."""
     seen, hit = clocks.queries - record.queries_missed, clocks.searches - record.cache_miss_streak
     return StoredDocument(
-        key=storage_key(record.doc_id),
-        state=record.user_state.value,
-        payload=RecordPayload(record, seen, hit),
-        idle_seen=seen if record.counting else None,
-        idle_hit=hit if record.streak_counts else None,
-        score=float(record.decay_score),
-        content=content,
+        storage_key(record.doc_id),
+        # The value of an Enum is found by a detour that costs five times as much.
+        str.__str__(record.user_state),
+        RecordPayload(record, seen, hit, own=own),
+        seen if record.counting else None,
+        hit if record.streak_counts else None,
+        float(record.decay_score),
+        content,
     )
 
 
@@ -410,12 +414,14 @@ def decode_record(stored: StoredDocument, clocks: Clocks, user_key: str) -> User
     """
     fresh = None if isinstance(stored.payload, str) else stored.payload.fresh
     if fresh is not None and stored.content is None:
-        record, seen, hit = fresh
-        return record.changed(
-            decay_score=stored.score,
-            queries_missed=max(clocks.queries - seen, 0),
-            cache_miss_streak=max(clocks.searches - hit, 0),
-        )
+        known, seen, hit = fresh
+        missed, streak = clocks.queries - seen, clocks.searches - hit
+        record = object.__new__(UserDocRecord)
+        # As `changed` does it, without a call: a query reads every document that it touches.
+        record.__dict__ = held = known.__dict__.copy()
+        held["decay_score"] = stored.score
+        held["queries_missed"], held["cache_miss_streak"] = max(missed, 0), max(streak, 0)
+        return record
     try:
         payload = _loads(stored.text)
         seen, hit = payload.pop("seen_at"), payload.pop("hit_at")
@@ -574,14 +580,18 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
     if (moved and not user.floor) or any(doc_id in view.records for doc_id in change.deleted):
         # The first one; or a record goes, and with it the mark of what happened to it.
         floor = revision
-    records = [
-        record if record.life >= 0 else record.changed(life=_life_of(record, view, revision))
-        for record in change.records
-    ]
-    documents = [encode_record(record, clocks) for record in records]
-    if moved:
-        marks = [revision if record.doc_id in moved else None for record in change.records]
-        documents = [item._replace(revised=mark) for item, mark in zip(documents, marks, strict=True)]
+    documents, only_payload = list[StoredDocument](), set[str]()
+    for record in change.records:
+        if record.life < 0:
+            record = record.changed(life=_life_of(record, view, revision))
+        item = encode_record(record, clocks, own=change.own)
+        if record.doc_id in moved:
+            item = item._replace(revised=revision)
+        elif _is_found_as_before(item, view.records.get(record.doc_id), view.clocks) and (
+            record.doc_id not in change.deleted
+        ):
+            only_payload.add(item.key)
+        documents.append(item)
     return StoredChange(
         user=StoredUser(view.user_id, clocks.queries, clocks.searches, revision, saved, floor),
         deleted=[storage_key(doc_id) for doc_id in change.deleted],
@@ -589,13 +599,7 @@ def encode_change(view: UserView, user: StoredUser, change: UserChange) -> Store
             (storage_key(doc_id), float(score)) for doc_id, score in change.scores.items() if doc_id in view.records
         ],
         documents=documents,
-        only_payload={
-            item.key
-            for item, record in zip(documents, records, strict=True)
-            if item.revised is None
-            and _is_found_as_before(item, view.records.get(record.doc_id), view.clocks)
-            and record.doc_id not in change.deleted
-        },
+        only_payload=only_payload,
         contents={
             (key := storage_key(doc_id)): None if content is None else encode_content(user_key, key, content)
             for doc_id, content in change.contents.items()
@@ -618,9 +622,11 @@ def _moved(view: UserView, saved: int, change: UserChange) -> tuple[int, set[str
         if before is not None and (record is None or record.life == NEW_LIFE):
             # A life ended: what began in it must be able to tell.
             moved.add(doc_id)
-        facts, known = record and record.index_facts, before and before.index_facts
-        saved += (facts is not None) - (known is not None)
-        if facts != known:
+        is_saved, was_saved = record is not None and record.saved, before is not None and before.saved
+        if not (is_saved or was_saved):
+            continue
+        saved += is_saved - was_saved
+        if record is None or before is None or record.index_facts != before.index_facts:
             moved.add(doc_id)
     return saved, moved
 

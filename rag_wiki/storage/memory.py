@@ -57,14 +57,26 @@ class _User:
     ordered: list[str] | None = None
     """The keys of the documents in order; made when a scan needs it."""
 
-    def index(self, key: str, item: StoredDocument | None) -> None:
-        """Note what a document is about to become, or that it goes."""
-        if item is None or key not in self.documents:
+    def write(self, item: StoredDocument) -> None:
+        """Put a document in its place."""
+        before = self.documents.get(item.key)
+        if before is None:
             self.ordered = None
-        self.seen.put(key, item.idle_seen if item else None)
-        self.hit.put(key, item.idle_hit if item else None)
-        if item is None or item.revised is not None:
-            self.revised.put(key, item.revised if item else None)
+        if item.idle_seen != (before and before.idle_seen):
+            self.seen.put(item.key, item.idle_seen)
+        if item.idle_hit != (before and before.idle_hit):
+            self.hit.put(item.key, item.idle_hit)
+        if item.revised is not None:
+            self.revised.put(item.key, item.revised)
+        self.documents[item.key] = item
+
+    def remove(self, key: str) -> None:
+        """Take every trace of a document out."""
+        for part in (self.documents, self.contents, self.events, self.texts):
+            part.pop(key, None)
+        for readings in (self.seen, self.hit, self.revised):
+            readings.put(key, None)
+        self.ordered = None
 
     def keys_after(self, key: str | None) -> list[str]:
         """The keys beyond one, in order."""
@@ -156,14 +168,11 @@ class MemoryStateStore(StateStore):
             self._users[user_key] = user
             user.counters = change.user
             for key in change.deleted:
-                for part in (user.documents, user.contents, user.events, user.texts):
-                    part.pop(key, None)
-                user.index(key, None)
+                user.remove(key)
             for key, score in change.scores:
                 user.documents[key] = user.documents[key]._replace(score=score)
             for item in change.documents:
-                user.index(item.key, item)
-                user.documents[item.key] = item
+                user.write(item)
             for key, content in change.contents.items():
                 if content is None:
                     user.contents.pop(key, None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from enum import Enum
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -264,19 +265,20 @@ class UserDocRecord:
     @property
     def index_facts(self) -> tuple[object, ...] | None:
         """What an index of the saved copies knows of this record; `None` when it is not saved."""
-        if not self.saved:
-            return None
-        return (
-            self.user_state,
-            self.copy_id,
-            self.doc_title,
-            self.doc_path,
-            self.always_full_doc,
-            self.pinned_by_user,
-            self.stale_since,
-            self.source_version,
-            self.content_source,
-        )
+        return _index_facts(self.__dict__) if self.saved else None
+
+
+_index_facts = itemgetter(
+    "user_state",
+    "copy_id",
+    "doc_title",
+    "doc_path",
+    "always_full_doc",
+    "pinned_by_user",
+    "stale_since",
+    "source_version",
+    "content_source",
+)
 
 
 _KIND_OF_TYPE: Mapping[str, type | tuple[type, ...]] = {
@@ -402,6 +404,9 @@ class UserChange:
     """How far the search clock moves."""
     outcome: Any = None
     """Whatever the rule tells its caller; not stored."""
+    own: bool = False
+    """The records are the rule's own, made of those in the view by `changed`, and nobody will change them: then the
+    store keeps them as they are, where it else makes copies."""
 
     def __post_init__(self) -> None:
         if not self.events:

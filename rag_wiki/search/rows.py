@@ -1,0 +1,145 @@
+"""Unit rows in memory, laid out so that a search reads no more of them than it must.
+
+The rows are kept in parts of their columns. What the parts behind one can add to a product is at most the product of
+the two lengths there (Cauchy–Schwarz), so most rows are known to stay below a threshold after a part or two, and the
+rest of them is not read: reading is what a product costs, and what it reads drives out of the processor's cache what
+the program needs next. The result is that of the whole product. Compare dimension pruning in Kuffo, Krippner and
+Boncz, "PDX: A Data Layout for Vector Similarity Search", SIGMOD 2025 (arXiv:2503.04422).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_wiki.storage.chunk_store import unit_rows
+
+__all__ = ["FoundRows", "Matrix", "UnitRows"]
+
+Matrix: TypeAlias = NDArray[np.float32]
+
+_PART = 128
+"""Columns of a part."""
+_GATHERED = 8
+"""One row in so many is read from its place in no more time than all of them are read in a row."""
+_MARGIN = 1e-5
+"""More than rounding takes from a bound."""
+_BLOCK = 256
+"""Rows that are brought to length one together."""
+
+
+class FoundRows(NamedTuple):
+    """Rows, and the product of each."""
+
+    rows: NDArray[np.intp]
+    """Ascending."""
+    products: Matrix
+
+    @classmethod
+    def of(cls, products: Matrix, least: float) -> FoundRows:
+        """Those with this product or a greater one."""
+        rows = (products >= least).nonzero()[0]
+        return cls(rows, products[rows])
+
+    def only(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> FoundRows:
+        """Some of them."""
+        return FoundRows(self.rows[which], self.products[which])
+
+
+class UnitRows:
+    """Rows of length one, or zero, with room to grow; only the newest index on them may append.
+
+    Args:
+        capacity: Rows that there is room for.
+        width: Columns.
+    """
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self.capacity = capacity
+        self.width = width
+        self.used = 0
+        self._spans = [slice(first, min(first + _PART, width)) for first in range(0, width, _PART)]
+        self._parts: list[Matrix] = [
+            np.empty((capacity, span.stop - span.start), dtype=np.float32) for span in self._spans
+        ]
+        self._behind: list[Matrix] = [np.empty(capacity, dtype=np.float32) for _ in self._spans[1:]]
+        """For each part but the last: the length of what each row has behind it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(part.nbytes for part in (*self._parts, *self._behind))
+
+    def write(self, at: int, vectors: Iterable[Matrix]) -> int:
+        """Put vectors of any length, (n, width) each, from a row on as unit rows; tells the row after them."""
+        waiting: list[Matrix] = []
+        count = 0
+        for some in vectors:
+            waiting.append(some)
+            count += len(some)
+            if count >= _BLOCK:
+                at = self._write(at, np.concatenate(waiting))
+                waiting, count = [], 0
+        return self._write(at, np.concatenate(waiting)) if waiting else at
+
+    def _write(self, at: int, vectors: Matrix) -> int:
+        # In blocks that stay in the processor's cache: half the time of one document, or all of them, at once.
+        for first in range(0, len(vectors), _BLOCK):
+            units = unit_rows(vectors[first : first + _BLOCK])
+            place = slice(at, at + len(units))
+            squares = np.zeros(len(units), dtype=np.float32)
+            for number in reversed(range(len(self._parts))):
+                own = units[:, self._spans[number]]
+                if number < len(self._behind):
+                    np.sqrt(squares, out=self._behind[number][place])
+                if number:
+                    squares += np.einsum("ij,ij->i", own, own)
+                self._parts[number][place] = own
+            at = place.stop
+        return at
+
+    def take(self, at: int, other: UnitRows, start: int, stop: int) -> None:
+        """Put rows of another one at a row."""
+        for mine, theirs in zip((*self._parts, *self._behind), (*other._parts, *other._behind), strict=True):
+            mine[at : at + stop - start] = theirs[start:stop]
+
+    def rows(self, which: slice) -> Matrix:
+        """Some rows, (n, width)."""
+        return np.concatenate([part[which] for part in self._parts], axis=1)
+
+    def products(self, query: Matrix, rows: Sequence[int] | NDArray[np.intp]) -> Matrix:
+        """The products of some rows with a vector (width,)."""
+        places = np.asarray(rows, dtype=np.intp)
+        return self._gathered(query, places, 0, np.zeros(places.size, dtype=np.float32))
+
+    def products_of_all(self, queries: Matrix, size: int) -> Matrix:
+        """(n, size) products of the first rows with each of (n, width) vectors."""
+        products: Matrix = queries[:, self._spans[0]] @ self._parts[0][:size].T
+        for span, part in zip(self._spans[1:], self._parts[1:], strict=True):
+            products += queries[:, span] @ part[:size].T
+        return products
+
+    def at_least(self, query: Matrix, size: int, least: float) -> FoundRows:
+        """Those of the first rows whose product with a vector (width,) is so great."""
+        products: Matrix = self._parts[0][:size] @ query[self._spans[0]]
+        for number, behind in enumerate(self._behind, start=1):
+            rest = query[self._spans[number].start :]
+            most = behind[:size] * np.float32(math.sqrt(rest @ rest))
+            most += products
+            open_rows = (most >= least - _MARGIN).nonzero()[0]
+            if open_rows.size * _GATHERED <= size:
+                found = FoundRows(open_rows, self._gathered(query, open_rows, number, products[open_rows]))
+                return found.only(found.products >= least) if open_rows.size else found
+            products += self._parts[number][:size] @ query[self._spans[number]]
+        return FoundRows.of(products, least)
+
+    def _gathered(self, query: Matrix, rows: NDArray[np.intp], first: int, products: Matrix) -> Matrix:
+        """The products of some rows, given those of the parts before the first one that is left."""
+        if rows.size:
+            for number in range(first, len(self._parts)):
+                products += self._parts[number].take(rows, axis=0) @ query[self._spans[number]]
+        return products
