@@ -87,12 +87,21 @@ class Work:
     retriever returns four chunks. In `hit` and `miss` three or all of them are always of the same unsaved
     documents; in `mixed`, half hits and half misses, they change from question to question, so that counts of
     documents begin and lapse all the time.
+
+    Args:
+        documents: How many are saved.
+        seed: Of the random numbers.
+        alike: The cosine of unrelated vectors, which some embedding models make as high as 0.7.
     """
 
-    def __init__(self, documents: int, seed: int = 7) -> None:
+    def __init__(self, documents: int, seed: int = 7, alike: float = 0.0) -> None:
         generator = np.random.default_rng(seed)
         rows = generator.standard_normal(((documents + _BACKGROUND) * CHUNKS, WIDTH), dtype=np.float32)
         rows /= np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+        if alike:
+            common = np.asarray(_unit(generator.standard_normal(WIDTH, dtype=np.float32)), dtype=np.float32)
+            rows = np.sqrt(np.float32(1 - alike)) * rows + np.sqrt(np.float32(alike)) * common
+            rows /= np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
         self.documents = documents
         self.rows = rows
         self._generator = generator

@@ -35,7 +35,8 @@ def random_rows(generator: np.random.Generator, width: int) -> Vectors:
 
 def skewed_rows(generator: np.random.Generator, width: int) -> Vectors:
     """Vectors around one direction, with cosines of 0.5 to 0.9: nothing is known before the end."""
-    return random_rows(generator, width) + 1.6 * np.sqrt(width) * unit(generator.standard_normal(width))
+    rows: Vectors = random_rows(generator, width) + 1.6 * np.sqrt(width) * unit(generator.standard_normal(width))
+    return rows
 
 
 def late_rows(generator: np.random.Generator, width: int) -> Vectors:

@@ -235,15 +235,15 @@ class DiskPlace(ChunkPlace):
                 # A torn one counts as none, and goes all the same.
                 chunks += count_chunks(_header(named) or b"")
             _remove_folder(folder)
-        user_folder.cache_clear()
+        _forget_names()
         return chunks
 
     def add_hits(
         self, user_id: str, doc_id: str, copy_id: str, indices: Sequence[int], now: datetime, count: int = 1
     ) -> None:
         """Count hits of each chunk: a few bytes are appended, nothing is rewritten."""
-        path = self._path(user_id, doc_id, copy_id)
-        hits, moment = f"{path.removesuffix('.chunks')}.{self._writer}.hits", as_utc(now).isoformat()
+        stem, moment = self._stem(user_id, doc_id, copy_id), as_utc(now).isoformat()
+        path, hits = f"{stem}.chunks", f"{stem}.{self._writer}.hits"
         lines = "".join([f"{index} {count} {moment}\n" for index in indices]).encode("ascii")
         with self._lock:
             size = _append(hits, lines)
@@ -285,8 +285,12 @@ class DiskPlace(ChunkPlace):
         return user_folder(self.root, user_id) / "chunks"
 
     def _path(self, user_id: str, doc_id: str, copy_id: str) -> str:
-        """The file of a copy. As text: each hit asks for it, and a Path takes ten times as long."""
-        return f"{user_folder(self.root, user_id)}{os.sep}chunks{os.sep}{_digest(doc_id)}.{copy_id}.chunks"
+        """The file of a copy."""
+        return f"{self._stem(user_id, doc_id, copy_id)}.chunks"
+
+    def _stem(self, user_id: str, doc_id: str, copy_id: str) -> str:
+        """What the files of a copy begin with. As text: each hit asks for it, and a Path takes ten times as long."""
+        return f"{user_folder(self.root, user_id)}{os.sep}chunks{os.sep}{_digest(doc_id)}.{copy_id}"
 
     def _files(self, user_id: str, doc_id: str, kind: str) -> list[tuple[str, Path]]:
         """The document's files of a kind, each with the id of its copy; others in the folder are not ours."""
@@ -381,7 +385,7 @@ class DocumentFolder:
         folder = self._folder(user_id)
         files = len(_listed(folder, "*.md"))
         _remove_folder(folder)
-        user_folder.cache_clear()
+        _forget_names()
         return files
 
     def count(self, user_id: str) -> int:
@@ -402,6 +406,7 @@ def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+@lru_cache(maxsize=4096)
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
@@ -416,6 +421,12 @@ def readable_name(text: str, identity: str) -> str:
 def user_folder(root: Path, user_id: str) -> Path:
     """The folder of one user below `root`; each question of the user needs it."""
     return root / readable_name(user_id, user_id)
+
+
+def _forget_names() -> None:
+    """Remember no id whose files were asked for."""
+    user_folder.cache_clear()
+    _digest.cache_clear()
 
 
 def write_aside(path: Path, content: bytes) -> None:
@@ -583,7 +594,7 @@ def _append(path: str | Path, content: bytes, flags: int = 0) -> int | None:
         return None
     try:
         os.write(file, content)
-        return os.fstat(file).st_size
+        return os.lseek(file, 0, os.SEEK_CUR)
     finally:
         os.close(file)
 
