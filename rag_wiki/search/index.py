@@ -212,15 +212,14 @@ class UserIndex:
         return self._found(found, limits, partial(self.rows.products, query))
 
     def search_many(self, queries: Matrix, limits: SearchLimits) -> list[list[DocumentHits]]:
-        """`search` for each row of (n, dim), by one product for many of them."""
+        """`search` for each row of (n, dim), comparing many of them at once."""
         if not self._compared[0] or queries.shape[1] != self.width:
             return [[] for _ in queries]
         results = []
         at_once = max(_MOST_SCORES // self.size, 1)
         for first in range(0, len(queries), at_once):
             some = queries[first : first + at_once]
-            for query, products in zip(some, self.rows.products_of_all(some, self.size), strict=True):
-                found = FoundRows.of(products, _least(limits))
+            for query, found in zip(some, self.rows.at_least_of_all(some, self.size, _least(limits)), strict=True):
                 results.append(self._found(found, limits, partial(self.rows.products, query)))
         return results
 

@@ -116,26 +116,45 @@ class UnitRows:
         places = np.asarray(rows, dtype=np.intp)
         return self._gathered(query, places, 0, np.zeros(places.size, dtype=np.float32))
 
-    def products_of_all(self, queries: Matrix, size: int) -> Matrix:
-        """(n, size) products of the first rows with each of (n, width) vectors."""
-        products: Matrix = queries[:, self._spans[0]] @ self._parts[0][:size].T
-        for span, part in zip(self._spans[1:], self._parts[1:], strict=True):
-            products += queries[:, span] @ part[:size].T
-        return products
-
     def at_least(self, query: Matrix, size: int, least: float) -> FoundRows:
         """Those of the first rows whose product with a vector (width,) is so great."""
         products: Matrix = self._parts[0][:size] @ query[self._spans[0]]
-        for number, behind in enumerate(self._behind, start=1):
-            rest = query[self._spans[number].start :]
-            most = behind[:size] * np.float32(math.sqrt(rest @ rest))
-            most += products
-            open_rows = (most >= least - _MARGIN).nonzero()[0]
-            if open_rows.size * _GATHERED <= size:
-                found = FoundRows(open_rows, self._gathered(query, open_rows, number, products[open_rows]))
-                return found.only(found.products >= least) if open_rows.size else found
+        for number in range(1, len(self._parts)):
+            found = self._narrowed(query, products, number, least)
+            if found is not None:
+                return found
             products += self._parts[number][:size] @ query[self._spans[number]]
         return FoundRows.of(products, least)
+
+    def at_least_of_all(self, queries: Matrix, size: int, least: float) -> list[FoundRows]:
+        """`at_least` for each row of (n, width), by one product for those that are open still."""
+        found: dict[int, FoundRows] = {}
+        numbers = np.arange(len(queries))
+        products: Matrix = queries[:, self._spans[0]] @ self._parts[0][:size].T
+        for number in range(1, len(self._parts)):
+            narrowed = [
+                self._narrowed(queries[query], own, number, least)
+                for query, own in zip(numbers.tolist(), products, strict=True)
+            ]
+            found |= {query: own for query, own in zip(numbers.tolist(), narrowed, strict=True) if own is not None}
+            is_open = np.array([own is None for own in narrowed], dtype=np.bool_)
+            if not is_open.all():
+                numbers, products = numbers[is_open], products[is_open]
+            if numbers.size:
+                products += queries[numbers, self._spans[number]] @ self._parts[number][:size].T
+        found |= {query: FoundRows.of(own, least) for query, own in zip(numbers.tolist(), products, strict=True)}
+        return [found[query] for query in range(len(queries))]
+
+    def _narrowed(self, query: Matrix, products: Matrix, number: int, least: float) -> FoundRows | None:
+        """The rows that are found, given the products of the parts before this one; `None` when too many are open."""
+        rest = query[self._spans[number].start :]
+        most = self._behind[number - 1][: products.size] * np.float32(math.sqrt(rest @ rest))
+        most += products
+        rows = (most >= least - _MARGIN).nonzero()[0]
+        if rows.size * _GATHERED > products.size:
+            return None
+        found = FoundRows(rows, self._gathered(query, rows, number, products[rows]))
+        return found.only(found.products >= least) if rows.size else found
 
     def _gathered(self, query: Matrix, rows: NDArray[np.intp], first: int, products: Matrix) -> Matrix:
         """The products of some rows, given those of the parts before the first one that is left."""
