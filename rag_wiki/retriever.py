@@ -363,7 +363,7 @@ class RagWikiRetriever(UserActions, BaseRetriever):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[list[Document]]:
-        """Answer many queries; those of one user are compared with the saved chunks in one product."""
+        """Answer many queries; those of one user are compared with the saved chunks together."""
         configs = get_config_list(config, len(inputs))
         with get_executor_for_config(configs[0] if configs else None) as executor:
             kwargs[_TOGETHER] = self._together(inputs, configs, kwargs, executor.submit)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rag_wiki.storage.records import join_halves
 
-__all__ = ["are_alike", "flat", "holds", "join_texts", "parts_with", "repeats", "shared_length"]
+__all__ = ["are_alike", "flat", "holds", "join_texts", "lack", "parts_with", "repeats", "shared_length"]
 
 _ALIKE = 0.6
 """`difflib`'s own rule of thumb for a close match."""
@@ -149,6 +149,36 @@ def parts_with(text: str, parts: Sequence[str]) -> tuple[int, ...]:
         if len(row) > 1 or (own.stop - own.start) * 2 >= min(len(parts[own.part]), len(text))
     ]
     return tuple(sorted({own.part for own in _fewest(sorted(telling))}))
+
+
+def lack(text: str, parts: Sequence[str], *, least_share: float = 0.0) -> bool:
+    """Whether parts leave out something of a text that is worth telling: a dozen letters or digits in a row.
+
+    Give all texts `flat`.
+
+    Args:
+        text: What is looked for.
+        parts: What it may be in.
+        least_share: The share of the text's letters and digits that must be left out in a row.
+    """
+    if any(text in part for part in parts):
+        return False
+    is_left = [character.isalnum() for character in text]
+    least = max(least_share * sum(is_left), _TELLING_CHARS if parts else 1)
+    for part in parts:
+        at = text.find(part) if part else -1
+        while at >= 0:
+            is_left[at : at + len(part)] = [False] * len(part)
+            at = text.find(part, at + 1)
+        start, end = shared_length(part, text), len(text) - shared_length(text, part)
+        is_left[:start] = [False] * start
+        is_left[end:] = [False] * (len(text) - end)
+    # What stands between two words that are left out separates them no more than it does in the text.
+    longest = run = 0
+    for character, left in zip(text, is_left, strict=True):
+        run = run + left if left or not character.isalnum() else 0
+        longest = max(longest, run)
+    return longest >= least
 
 
 def _rows(covered: Iterable[_Covered]) -> list[list[_Covered]]:

@@ -1,4 +1,4 @@
-"""Questions of one user that are asked at once (`batch`, `abatch`): embedded side by side, compared in one product.
+"""Questions of one user that are asked at once (`batch`, `abatch`): embedded side by side, compared together.
 
 A matrix times 32 vectors costs about what four products with one of them do: each row is fetched once.
 """

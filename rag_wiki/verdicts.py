@@ -16,11 +16,13 @@ from rag_wiki.search.index import IndexCache, IndexedDocument, UserIndex, copy_n
 from rag_wiki.steps import Procedure, blocking
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkStore
-from rag_wiki.texts import are_alike, flat, holds, parts_with
+from rag_wiki.texts import are_alike, flat, holds, lack, parts_with
 
 __all__ = ["CopyJudge"]
 
 _MOST_VERDICTS = 10_000
+_MOST_BESIDE = 0.5
+"""The share of a piece that its heading, or what else stands around what the copy has of it, may take."""
 
 
 class CopyJudge:
@@ -68,15 +70,24 @@ class CopyJudge:
         verdict = self._compare(user_id, item, document)
         if verdict.stale is not None or verdict.is_new:
             return verdict
-        return verdict._replace(positions=self._places(user_id, item, document))
-
-    def _places(self, user_id: str, item: GlobalDocument, document: IndexedDocument) -> tuple[int, ...] | None:
-        """Where in the copy a piece is that the copy has; `None` when its chunks can't be read."""
         try:
             parts = self._parts(user_id, document) if document.copy is not None else ()
         except CorruptDataError:  # the verdict holds without it; where the copy is to answer, the call tells of it
-            return None
-        return parts_with(flat(item.document.page_content), [flat(part) for part in parts]) if parts else None
+            parts = ()
+        if not parts:
+            return verdict._replace(positions=None)
+        shown, parts = flat(item.document.page_content), [flat(part) for part in parts]
+        positions = parts_with(shown, parts)
+        # What a splitter dropped or wrote anew is in the content and in no chunk. Where the version alone says that
+        # nothing changed, a piece may have a heading of its own, say.
+        share = _MOST_BESIDE if self._has_same_version(item, document) else 0.0
+        if lack(shown, [parts[at] for at in positions], least_share=share):
+            return verdict._replace(is_new=True)
+        return verdict._replace(positions=positions)
+
+    def _has_same_version(self, item: GlobalDocument, document: IndexedDocument) -> bool:
+        version = source_version(item.document.metadata, self._config.version_key)
+        return version is not None and version == document.record.source_version
 
     def _compare(self, user_id: str, item: GlobalDocument, document: IndexedDocument) -> CopyVerdict:
         record = document.record
@@ -116,14 +127,18 @@ class CopyJudge:
         where it overlaps a part of the copy. Else a text that is much like one in the copy is its new version, and one
         that is like none is another part.
         """
-        copy, held = document.copy, {flat(part) for part in parts}
+        indices = document.copy.indices if document.copy is not None else ()
+        held = dict(zip([flat(part) for part in parts], indices, strict=False))
         kept = [
             text for text in self._store.retrieved_texts(user_id, document.record.doc_id) if flat(text.text) in held
         ]
         if item.chunk_index is not None:
+            same = {flat(text.text) for text in kept if text.chunk_index == item.chunk_index}
+            # The copy's own numbers are others where some of its pieces had none, or one stood for several.
+            are_theirs = all(held[flat(text.text)] == text.chunk_index for text in kept)
+            if len(same) <= 1 and (same or are_theirs):
+                return not same and item.chunk_index not in indices
             # Several texts under one number are parts of a piece that was cut.
-            if len({flat(text.text) for text in kept if text.chunk_index == item.chunk_index}) <= 1:
-                return copy is None or item.chunk_index not in copy.indices
             return not any(are_alike(item.document.page_content, part) for part in parts)
         says_otherwise, agreeing = compare_spans(item.retrieved_text, kept)
         if says_otherwise:

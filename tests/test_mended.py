@@ -278,6 +278,33 @@ def test_where_passages_begin_tells_parts_from_changes(state_store: StateStore) 
     assert retriever.refresh("pods").full_content == rewritten.page_content
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        [(MANUAL[:70], 10), (MANUAL[80:160], 11), (MANUAL[170:250], None)],
+        [(MANUAL[:70], 10), (MANUAL[170:250], 10), (MANUAL[80:160], 11)],
+        [(MANUAL[:70], 0), (MANUAL[170:250], 0), (MANUAL[80:160], 1)],
+    ],
+)
+def test_numbers_of_the_source_are_no_numbers_of_the_copy(
+    state_store: StateStore, first: list[tuple[str, int | None]]
+) -> None:
+    """Where a piece had no number, or several had one, the copy counts by itself; changes are told by the source's."""
+    world = World(state_store)
+    retriever = world.retriever()
+    world.shows(*(document("pods", text, **({} if at is None else {"chunk_index": at})) for text, at in first))
+    retriever.invoke(POD_QUESTION)
+    retriever.accept_suggestion("pods")
+    retriever.force_pin("pods")
+    world.shows(document("pods", "The canteen opens at noon and serves soup.", chunk_index=2))
+    assert len(retriever.invoke(POD_QUESTION)) == 2
+    assert world.record("pods").stale_since is None
+    number = first[1][1] if first[1][1] == 11 else first[2][1]
+    world.shows(document("pods", REWRITTEN_MANUAL, chunk_index=number))
+    assert texts(retriever.invoke(POD_QUESTION)) == [REWRITTEN_MANUAL]
+    assert world.record("pods").stale_since == START
+
+
 def test_pages_count_each_for_itself(state_store: StateStore) -> None:
     """On another page, a passage that begins at the same place is another part; and pages have an order."""
     world = World(state_store)
@@ -490,3 +517,20 @@ def test_upserting_by_hand_is_seen_by_rules(state_store: StateStore) -> None:
         return UserChange(outcome=view.records["pods"].fetch_count)
 
     assert state_store.change(USER, ["pods"], decide).outcome == 7
+
+
+def test_a_list_in_a_record_stays_the_callers(state_store: StateStore) -> None:
+    """A rule that puts a list where a tuple belongs can't change what is stored by it later."""
+    state_store.upsert(UserDocRecord(USER, "pods", "Pods", ""))
+    digests = ["a", "b"]
+
+    def decide(view: UserView) -> UserChange:
+        record = view.records["pods"]
+        record.retrieved = digests  # type: ignore[assignment]  # what is wrong about it
+        return UserChange(records=[record])
+
+    state_store.change(USER, ["pods"], decide)
+    digests.append("c")
+    record = state_store.get(USER, "pods")
+    assert record is not None
+    assert record.retrieved == ("a", "b")

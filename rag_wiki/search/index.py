@@ -43,7 +43,7 @@ __all__ = [
     "with_neighbours",
 ]
 
-Products: TypeAlias = Callable[[Sequence[int]], Matrix]
+Products: TypeAlias = Callable[[Sequence[int]], NDArray[np.float64]]
 """The products of a query with some rows."""
 
 _ROUNDING = 1e-6
@@ -239,7 +239,9 @@ class UserIndex:
         if found.rows.size > _FEW:
             found = found.only(_best_of_each(found, starts, top_k))
         hits: dict[int, list[tuple[float, int]]] = {}
-        for distance, row in sorted(zip((-found.products).tolist(), found.rows.tolist(), strict=True)):
+        # By their cosines: of equal rows these are the same in a batch, and in another process.
+        distances = [-_as_cosine(product) for product in found.products.tolist()]
+        for distance, row in sorted(zip(distances, found.rows.tolist(), strict=True)):
             own = hits.setdefault(bisect_right(starts, row) - 1, [])
             if len(own) < top_k:
                 own.append((-distance, row))
@@ -248,14 +250,15 @@ class UserIndex:
             document = documents[owner]
             if owner not in hits:
                 products = products_of(range(document.start, document.stop))
-                best = int(np.argmax(products))
-                results.append(_hits(document, [(float(products[best]), document.start + best)], above=False))
+                best = int(np.argmax(_as_cosines(products)))
+                results.append(_hits(document, [(_as_cosine(products[best]), document.start + best)], above=False))
         if limits.neighbours:
             results = [
                 with_neighbours(result, limits.neighbours, partial(_score_at, products_of, result.document.start))
                 for result in results
             ]
-        return sorted(results, key=lambda result: -result.hits[0].score)
+        # Rows are in the order in which they were saved here; of equals the first id is the same everywhere.
+        return sorted(results, key=lambda result: (-result.hits[0].score, result.document.record.doc_id))
 
     def _near_hits(self, found: FoundRows, least: float) -> FoundRows:
         """Of rows that are close, those of the documents that have a hit among them."""
@@ -295,7 +298,7 @@ def _best_of_each(found: FoundRows, starts: Sequence[int], top_k: int) -> NDArra
     """Which of the rows are the best `top_k` of each document."""
     owners = np.searchsorted(starts, found.rows, side="right") - 1
     # By document, best first; the rank within a document is the distance from where it begins.
-    order = np.lexsort((found.rows, -found.products, owners))
+    order = np.lexsort((found.rows, -_as_cosines(found.products), owners))
     owners = owners[order]
     ranks = np.arange(order.size) - np.searchsorted(owners, owners, side="left")
     best: NDArray[np.intp] = np.sort(order[ranks < top_k])
@@ -306,7 +309,7 @@ def _hits(document: IndexedDocument, scored: Sequence[tuple[float, int]], *, abo
     """Rows of a document with their scores, as hits."""
     copy, start = document.copy, document.start
     indices: tuple[int, ...] = copy.indices if copy is not None else ()
-    hits = [ChunkHit(row - start, indices[row - start], _as_cosine(score)) for score, row in scored]
+    hits = [ChunkHit(row - start, indices[row - start], score) for score, row in scored]
     return DocumentHits(document, tuple(hits), above)
 
 
@@ -318,6 +321,12 @@ def _score_at(products_of: Products, start: int, position: int) -> float:
 def _as_cosine(product: float) -> float:
     """A product of unit vectors, rid of what rounding added to it."""
     return round(min(max(float(product), -1.0), 1.0), 6)
+
+
+def _as_cosines(products: NDArray[np.floating]) -> NDArray[np.float64]:
+    """`_as_cosine` of many."""
+    cosines: NDArray[np.float64] = products.astype(np.float64).clip(-1.0, 1.0).round(6)
+    return cosines
 
 
 @dataclass

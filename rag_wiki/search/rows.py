@@ -26,6 +26,8 @@ _PART = 128
 """Columns of a part."""
 _GATHERED = 8
 """One row in so many is read from its place in no more time than all of them are read in a row."""
+_FEW = 256
+"""Rows that are multiplied once more, in float64."""
 _MARGIN = 1e-5
 """More than rounding takes from a bound."""
 _BLOCK = 256
@@ -37,7 +39,8 @@ class FoundRows(NamedTuple):
 
     rows: NDArray[np.intp]
     """Ascending."""
-    products: Matrix
+    products: NDArray[np.floating]
+    """Of a few rows in float64, so that those of equal rows are equal, wherever these are."""
 
     @classmethod
     def of(cls, products: Matrix, least: float) -> FoundRows:
@@ -111,10 +114,12 @@ class UnitRows:
         """Some rows, (n, width)."""
         return np.concatenate([part[which] for part in self._parts], axis=1)
 
-    def products(self, query: Matrix, rows: Sequence[int] | NDArray[np.intp]) -> Matrix:
-        """The products of some rows with a vector (width,)."""
+    def products(self, query: Matrix, rows: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float64]:
+        """The products of some rows with a vector (width,), in float64."""
         places = np.asarray(rows, dtype=np.intp)
-        return self._gathered(query, places, 0, np.zeros(places.size, dtype=np.float32))
+        whole = np.concatenate([part.take(places, axis=0) for part in self._parts], axis=1, dtype=np.float64)
+        products: NDArray[np.float64] = whole @ query.astype(np.float64)
+        return products
 
     def at_least(self, query: Matrix, size: int, least: float) -> FoundRows:
         """Those of the first rows whose product with a vector (width,) is so great."""
@@ -124,7 +129,7 @@ class UnitRows:
             if found is not None:
                 return found
             products += self._parts[number][:size] @ query[self._spans[number]]
-        return FoundRows.of(products, least)
+        return self._exact(query, FoundRows.of(products, least))
 
     def at_least_of_all(self, queries: Matrix, size: int, least: float) -> list[FoundRows]:
         """`at_least` for each row of (n, width), by one product for those that are open still."""
@@ -142,7 +147,10 @@ class UnitRows:
                 numbers, products = numbers[is_open], products[is_open]
             if numbers.size:
                 products += queries[numbers, self._spans[number]] @ self._parts[number][:size].T
-        found |= {query: FoundRows.of(own, least) for query, own in zip(numbers.tolist(), products, strict=True)}
+        found |= {
+            query: self._exact(queries[query], FoundRows.of(own, least))
+            for query, own in zip(numbers.tolist(), products, strict=True)
+        }
         return [found[query] for query in range(len(queries))]
 
     def _narrowed(self, query: Matrix, products: Matrix, number: int, least: float) -> FoundRows | None:
@@ -153,12 +161,20 @@ class UnitRows:
         rows = (most >= least - _MARGIN).nonzero()[0]
         if rows.size * _GATHERED > products.size:
             return None
-        found = FoundRows(rows, self._gathered(query, rows, number, products[rows]))
-        return found.only(found.products >= least) if rows.size else found
+        if not rows.size:
+            return FoundRows(rows, products[rows])
+        if rows.size <= _FEW:
+            found = FoundRows(rows, self.products(query, rows))
+        else:
+            found = FoundRows(rows, self._gathered(query, rows, number, products[rows]))
+        return found.only(found.products >= least)
+
+    def _exact(self, query: Matrix, found: FoundRows) -> FoundRows:
+        """What was found, with its products in float64 where it is little."""
+        return found._replace(products=self.products(query, found.rows)) if 0 < found.rows.size <= _FEW else found
 
     def _gathered(self, query: Matrix, rows: NDArray[np.intp], first: int, products: Matrix) -> Matrix:
         """The products of some rows, given those of the parts before the first one that is left."""
-        if rows.size:
-            for number in range(first, len(self._parts)):
-                products += self._parts[number].take(rows, axis=0) @ query[self._spans[number]]
+        for number in range(first, len(self._parts)):
+            products += self._parts[number].take(rows, axis=0) @ query[self._spans[number]]
         return products

@@ -340,7 +340,8 @@ class RecordPayload:
 
     def __init__(self, record: UserDocRecord, seen_at: int, hit_at: int, *, own: bool) -> None:
         if not own:
-            record = record.changed(full_content=None)
+            texts, seen = tuple(record.retrieved), tuple(record.retrieved_seen)
+            record = record.changed(full_content=None, retrieved=texts, retrieved_seen=seen)
             record.normalize_times()
         self._fresh: tuple[UserDocRecord, int, int] | None = record, seen_at, hit_at
         self._text: str | None = None

@@ -129,6 +129,14 @@ NO_NUMBERS: dict[str, Change] = {
     "NaN in an array": lambda vector: np.array([*vector[1:], NAN], dtype=np.float16),
     "both infinities": lambda vector: [INF, -INF, *vector[2:]],
     "empty": lambda vector: [],
+    "nothing": lambda vector: None,
+    "a number": lambda vector: vector[0],
+    "a text": lambda vector: "1234",
+    "texts": lambda vector: [str(number) for number in vector],
+    "several": lambda vector: [vector, vector],
+    "complex numbers": lambda vector: [complex(number) for number in vector],
+    "numpy's complex numbers": lambda vector: [np.complex64(number) for number in vector],
+    "moments": lambda vector: np.array([0] * len(vector), dtype="datetime64[s]"),
 }
 
 
