@@ -159,13 +159,16 @@ def print_results(results: Results, versions: Sequence[str], measures: Iterable[
 
 _README_ROWS = (
     ("query", "hit", "memory", 100, "question, 100 saved documents, memory"),
+    ("query", "hit, vectors alike", "memory", 100, "… memory, vectors alike"),
     ("query", "hit", "memory+disk", 100, "… memory, chunks on disk"),
     ("query", "hit", "sqlite+disk", 100, "… SQLite, chunks on disk"),
     ("query", "hit", "sqlite", 100, "… SQLite"),
     ("query", "hit", "redis", 100, "… Valkey"),
     ("query", "hit", "postgres", 100, "… PostgreSQL"),
     ("query", "hit", "memory", 1_600, "question, 1,600 saved documents, memory"),
+    ("query", "hit, vectors alike", "memory", 1_600, "… vectors alike"),
     ("query", "hit", "memory", 10_000, "question, 10,000 saved documents, memory"),
+    ("query", "hit, vectors alike", "memory", 10_000, "… vectors alike"),
     ("batch", "32 single, beyond the wrapped", "memory", 1_600, "32 questions one by one, 1,600 saved documents"),
     ("batch", "batch, beyond the wrapped", "memory", 1_600, "… as one `batch`"),
     ("save", "beyond embedding", "sqlite", 500, "saving 500 chunks, SQLite, embedding apart"),

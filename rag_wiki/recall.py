@@ -911,5 +911,7 @@ def _keyword_hits(index: UserIndex, query: str, config: RagWikiRetrieverConfig) 
     found_ids = {hit.document.record.doc_id for hit in hits}
     hits += [hit for hit in index.pinned() if hit.document.record.doc_id not in found_ids]
     if config.expand_neighbours:
-        hits = [with_neighbours(hit, config.expand_neighbours, lambda _position: 0.0) for hit in hits]
-    return sorted(hits, key=lambda hit: -hit.hits[0].score)
+        hits = [
+            with_neighbours(hit, config.expand_neighbours, lambda positions: [0.0] * len(positions)) for hit in hits
+        ]
+    return sorted(hits, key=lambda hit: (-hit.hits[0].score, hit.document.record.doc_id))

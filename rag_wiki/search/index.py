@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +42,6 @@ __all__ = [
     "shared_cache",
     "with_neighbours",
 ]
-
-Products: TypeAlias = Callable[[Sequence[int]], NDArray[np.float64]]
-"""The products of a query with some rows."""
 
 _ROUNDING = 1e-6
 """Cosines of float32 unit vectors are good to about this; an equal one must count as equal."""
@@ -174,7 +171,7 @@ class UserIndex:
         Worked out once for each index, from evenly spread rows.
         """
         if not self.knows_unrelated(model):
-            rows = self.rows.rows(slice(0, self.size, -(-self.size // _MOST_ROWS) or 1))
+            rows = self.rows.whole(slice(0, self.size, -(-self.size // _MOST_ROWS) or 1))
             spread = model.unrelated_to(rows)._replace(size=self.size) if self.size else None
             self._unrelated[:] = [(model, spread)]
         return self._unrelated[0][1]
@@ -209,7 +206,7 @@ class UserIndex:
         if not self._compared[0] or query.shape[0] != self.width:
             return []
         found = self.rows.at_least(query, self.size, _least(limits))
-        return self._found(found, limits, partial(self.rows.products, query))
+        return self._found(query, found, limits)
 
     def search_many(self, queries: Matrix, limits: SearchLimits) -> list[list[DocumentHits]]:
         """`search` for each row of (n, dim), comparing many of them at once."""
@@ -220,16 +217,19 @@ class UserIndex:
         for first in range(0, len(queries), at_once):
             some = queries[first : first + at_once]
             for query, found in zip(some, self.rows.at_least_of_all(some, self.size, _least(limits)), strict=True):
-                results.append(self._found(found, limits, partial(self.rows.products, query)))
+                results.append(self._found(query, found, limits))
         return results
 
     def scores_of(self, query: Matrix, document: IndexedDocument, positions: Sequence[int]) -> list[float]:
         """The cosines of some chunks of a document to a unit vector, by their places in its copy."""
-        products = self.rows.products(query, [document.start + position for position in positions])
-        return [_as_cosine(product) for product in products.tolist()]
+        return [score for score, _ in self._scored(query, [document.start + position for position in positions])]
 
-    def _found(self, found: FoundRows, limits: SearchLimits, products_of: Products) -> list[DocumentHits]:
-        """The result of a search, of the rows that may be in it and what tells of others."""
+    def _scored(self, query: Matrix, rows: Sequence[int]) -> list[tuple[float, int]]:
+        """The cosine of each of some rows, with the row."""
+        return list(zip(map(_as_cosine, self.rows.products(query, rows).tolist()), rows, strict=True))
+
+    def _found(self, query: Matrix, found: FoundRows, limits: SearchLimits) -> list[DocumentHits]:
+        """The result of a search, of the rows that may be in it."""
         documents, starts, pinned = self._compared
         top_k = limits.top_k
         if limits.slack and found.rows.size:
@@ -249,12 +249,11 @@ class UserIndex:
         for owner in pinned:
             document = documents[owner]
             if owner not in hits:
-                products = products_of(range(document.start, document.stop))
-                best = int(np.argmax(_as_cosines(products)))
-                results.append(_hits(document, [(_as_cosine(products[best]), document.start + best)], above=False))
+                best = self.rows.best(query, document.start, document.stop)
+                results.append(_hits(document, self._scored(query, [best]), above=False))
         if limits.neighbours:
             results = [
-                with_neighbours(result, limits.neighbours, partial(_score_at, products_of, result.document.start))
+                with_neighbours(result, limits.neighbours, partial(self.scores_of, query, result.document))
                 for result in results
             ]
         # Rows are in the order in which they were saved here; of equals the first id is the same everywhere.
@@ -276,7 +275,9 @@ def copy_name(record: UserDocRecord) -> tuple[str, str]:
     return record.doc_id, record.copy_id or ""
 
 
-def with_neighbours(result: DocumentHits, reach: int, score_of: Callable[[int], float]) -> DocumentHits:
+def with_neighbours(
+    result: DocumentHits, reach: int, scores_of: Callable[[Sequence[int]], Sequence[float]]
+) -> DocumentHits:
     """A result with the chunks beside its hits, as far as the copy has them in a row."""
     document = result.document
     indices = document.copy.indices if document.copy is not None else ()
@@ -286,9 +287,10 @@ def with_neighbours(result: DocumentHits, reach: int, score_of: Callable[[int], 
         for hit in result.hits
         for position in range(max(hit.position - reach, 0), min(hit.position + reach + 1, len(indices)))
     }
+    beside = sorted(around - hits)
     along = [
-        ChunkHit(position, indices[position], score_of(position), is_neighbour=True)
-        for position in sorted(around - hits)
+        ChunkHit(position, indices[position], score, is_neighbour=True)
+        for position, score in zip(beside, scores_of(beside), strict=True)
     ]
     along = [hit for hit in along if any(hit.is_beside(other, reach) for other in result.hits)]
     return result._replace(hits=(*result.hits, *along))
@@ -311,11 +313,6 @@ def _hits(document: IndexedDocument, scored: Sequence[tuple[float, int]], *, abo
     indices: tuple[int, ...] = copy.indices if copy is not None else ()
     hits = [ChunkHit(row - start, indices[row - start], score) for score, row in scored]
     return DocumentHits(document, tuple(hits), above)
-
-
-def _score_at(products_of: Products, start: int, position: int) -> float:
-    """The score of a chunk of the document that begins at a row."""
-    return _as_cosine(products_of([start + position])[0])
 
 
 def _as_cosine(product: float) -> float:

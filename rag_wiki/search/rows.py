@@ -28,6 +28,8 @@ _GATHERED = 8
 """One row in so many is read from its place in no more time than all of them are read in a row."""
 _FEW = 256
 """Rows that are multiplied once more, in float64."""
+_DIGITS = 6
+"""Decimal digits that cosines are served with: rows that are equal to these are equal."""
 _MARGIN = 1e-5
 """More than rounding takes from a bound."""
 _BLOCK = 256
@@ -110,7 +112,7 @@ class UnitRows:
         for mine, theirs in zip((*self._parts, *self._behind), (*other._parts, *other._behind), strict=True):
             mine[at : at + stop - start] = theirs[start:stop]
 
-    def rows(self, which: slice) -> Matrix:
+    def whole(self, which: slice) -> Matrix:
         """Some rows, (n, width)."""
         return np.concatenate([part[which] for part in self._parts], axis=1)
 
@@ -120,6 +122,12 @@ class UnitRows:
         whole = np.concatenate([part.take(places, axis=0) for part in self._parts], axis=1, dtype=np.float64)
         products: NDArray[np.float64] = whole @ query.astype(np.float64)
         return products
+
+    def best(self, query: Matrix, start: int, stop: int) -> int:
+        """Which of some rows has the greatest product with a vector (width,); the first of equal ones."""
+        products = sum(part[start:stop] @ query[span] for part, span in zip(self._parts, self._spans, strict=True))
+        near = (products >= np.max(products) - _MARGIN).nonzero()[0][:_FEW] + start
+        return int(near[np.argmax(self.products(query, near).round(_DIGITS))])
 
     def at_least(self, query: Matrix, size: int, least: float) -> FoundRows:
         """Those of the first rows whose product with a vector (width,) is so great."""
