@@ -19,7 +19,13 @@ from langchain_core.runnables import RunnableConfig, ensure_config, run_in_execu
 from rag_wiki import events
 from rag_wiki.clock import Clock, as_utc
 from rag_wiki.config import RagWikiRetrieverConfig
-from rag_wiki.errors import ConfigurationError, DocumentRemovedError, EmbeddingError, UnknownDocumentError
+from rag_wiki.errors import (
+    ConfigurationError,
+    DocumentRemovedError,
+    EmbeddingError,
+    InvalidDocumentError,
+    UnknownDocumentError,
+)
 from rag_wiki.lifecycle.decay_engine import DecayEngine, DecayResult
 from rag_wiki.lifecycle.fetch_counter import FetchCounter, known
 from rag_wiki.observing import ProcessStats
@@ -347,8 +353,12 @@ class UserActions:
         Its metadata is the source's own, whose ids may be numbers, UUIDs or under another key.
 
         Raises:
+            InvalidDocumentError: It is no document.
             Exception: What the function at `config.document_id` raises, if it is one.
         """
+        if not isinstance(document, Document):
+            msg = f"doc_id_of takes a document of an answer, got {type(document).__name__}: {document!r}"
+            raise InvalidDocumentError(msg)
         if document.metadata.get("from_cache") is True:
             return as_id(document.metadata.get("doc_id"))
         return identify(document, self.config.document_id)

@@ -581,3 +581,10 @@ def test_chunks_of_another_width_are_no_error(state_store: StateStore) -> None:
     assert doc_ids(retriever.invoke(POD_QUESTION)) == ["images"]
     assert any("reindex()" in sentence for sentence in provenance(retriever).degraded)
     assert world.record("pods").cache_miss_streak == 0
+
+
+@pytest.mark.parametrize("given", [None, "pods", {"doc_id": "pods"}, [document("pods", PODS)]])
+def test_what_is_no_document_has_no_id(given: Any) -> None:
+    """`doc_id_of` says so, rather than that something has no metadata."""
+    with pytest.raises(InvalidDocumentError, match=f"takes a document of an answer, got {type(given).__name__}"):
+        World().retriever().doc_id_of(given)
