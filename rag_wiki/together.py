@@ -1,6 +1,6 @@
 """Questions of one user that are asked at once (`batch`, `abatch`): embedded side by side, compared together.
 
-A matrix times 32 vectors costs about what four products with one of them do: each row is fetched once.
+A matrix times 32 vectors costs less than 32 products: each row is fetched once.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class CopyJudge:
         key = self._config.version_key
         version = source_version(item.document.metadata, key)
         if version is not None and record.source_version is not None:
-            if version == record.source_version:
+            if self._has_same_version(item, document):
                 return same
             return same._replace(stale=f"the source's {key} is {version!r}, the copy's is {record.source_version!r}")
         shown = flat(item.document.page_content)
@@ -128,14 +128,15 @@ class CopyJudge:
         that is like none is another part.
         """
         indices = document.copy.indices if document.copy is not None else ()
-        held = dict(zip([flat(part) for part in parts], indices, strict=False))
+        held = [flat(part) for part in parts]
         kept = [
             text for text in self._store.retrieved_texts(user_id, document.record.doc_id) if flat(text.text) in held
         ]
         if item.chunk_index is not None:
             same = {flat(text.text) for text in kept if text.chunk_index == item.chunk_index}
             # The copy's own numbers are others where some of its pieces had none, or one stood for several.
-            are_theirs = all(held[flat(text.text)] == text.chunk_index for text in kept)
+            own = set(zip(held, indices, strict=False))
+            are_theirs = all((flat(text.text), text.chunk_index) in own for text in kept)
             if len(same) <= 1 and (same or are_theirs):
                 return not same and item.chunk_index not in indices
             # Several texts under one number are parts of a piece that was cut.

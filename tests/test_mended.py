@@ -305,6 +305,19 @@ def test_numbers_of_the_source_are_no_numbers_of_the_copy(
     assert world.record("pods").stale_since == START
 
 
+def test_equal_chunks_have_their_own_numbers(state_store: StateStore) -> None:
+    """A paragraph that comes twice does not make the copy's numbers others: an alike one that it lacks is no change."""
+    world = World(state_store)
+    retriever = world.retriever()
+    row = "Pods of team {} start at eight and end at noon, every day but Sunday."
+    world.shows(*(document("pods", row.format("one"), chunk_index=at) for at in (3, 7)))
+    retriever.invoke(POD_QUESTION)
+    retriever.accept_suggestion("pods")
+    world.shows(document("pods", row.format("two"), chunk_index=9))
+    assert row.format("two") in texts(retriever.invoke(POD_QUESTION))
+    assert world.record("pods").stale_since is None
+
+
 def test_pages_count_each_for_itself(state_store: StateStore) -> None:
     """On another page, a passage that begins at the same place is another part; and pages have an order."""
     world = World(state_store)

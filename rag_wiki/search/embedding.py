@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -175,9 +174,7 @@ def check_query_vector(vector: ArrayLike) -> QueryVector:
     """
     try:
         # As `unit_rows` does, for one: in float64, where no float32 is too long or too short to be squared.
-        exact = _of_floats(vector) if isinstance(vector, list) else None
-        if exact is None:
-            exact = _as_real(vector).astype(np.float64, copy=False).reshape(-1)
+        exact = _as_real(vector).astype(np.float64, copy=False).reshape(-1)
     except (OverflowError, TypeError, ValueError) as error:
         msg = f"the embedding model returned something that is not a vector for the query: {error}"
         raise EmbeddingError(msg) from error
@@ -189,16 +186,6 @@ def check_query_vector(vector: ArrayLike) -> QueryVector:
     return QueryVector(unit, vector if isinstance(vector, list) else exact.tolist(), length > 0)
 
 
-def _of_floats(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """A list of floats as (dim,) float64, in a third of the time that numpy takes; `None` for most other lists."""
-    if not values or type(values[0]) is not float:
-        return None
-    try:
-        return np.frombuffer(array("d", values))
-    except (OverflowError, TypeError, ValueError):
-        return None
-
-
 def _as_row(vector: ArrayLike) -> NDArray[np.float32]:
     """A vector of any float type as (dim,) float32; what that can't hold becomes infinity, and is refused as such."""
     with np.errstate(over="ignore"):
@@ -208,9 +195,6 @@ def _as_row(vector: ArrayLike) -> NDArray[np.float32]:
 def _as_real(vector: ArrayLike) -> NDArray[Any]:
     """A vector as an array; what is none is refused where numpy would make one of it, or drop half of its numbers."""
     given = np.asarray(vector)
-    if given.dtype.kind == "c":
-        msg = "its numbers are complex"
-        raise TypeError(msg)
     if given.ndim == 0:
         msg = f"it is {type(vector).__name__}"
         raise TypeError(msg)

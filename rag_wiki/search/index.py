@@ -22,7 +22,7 @@ from rag_wiki.by_identity import ByIdentity
 from rag_wiki.errors import CorruptDataError
 from rag_wiki.forks import in_each_process
 from rag_wiki.search.calibration import ModelScores, Spread
-from rag_wiki.search.rows import FoundRows, Matrix, UnitRows
+from rag_wiki.search.rows import DIGITS, FoundRows, Matrix, UnitRows
 from rag_wiki.storage.base import StateStore
 from rag_wiki.storage.chunk_store import ChunkCopy, ChunkStore
 from rag_wiki.storage.records import UserDocRecord
@@ -317,12 +317,12 @@ def _hits(document: IndexedDocument, scored: Sequence[tuple[float, int]], *, abo
 
 def _as_cosine(product: float) -> float:
     """A product of unit vectors, rid of what rounding added to it."""
-    return round(min(max(float(product), -1.0), 1.0), 6)
+    return round(min(max(float(product), -1.0), 1.0), DIGITS)
 
 
 def _as_cosines(products: NDArray[np.floating]) -> NDArray[np.float64]:
     """`_as_cosine` of many."""
-    cosines: NDArray[np.float64] = products.astype(np.float64).clip(-1.0, 1.0).round(6)
+    cosines: NDArray[np.float64] = products.astype(np.float64).clip(-1.0, 1.0).round(DIGITS)
     return cosines
 
 

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from rag_wiki.storage.chunk_store import unit_rows
 
-__all__ = ["FoundRows", "Matrix", "UnitRows"]
+__all__ = ["DIGITS", "FoundRows", "Matrix", "UnitRows"]
 
 Matrix: TypeAlias = NDArray[np.float32]
 
 _PART = 128
 """Columns of a part."""
 _GATHERED = 8
-"""One row in so many is read from its place in no more time than all of them are read in a row."""
+"""Of so many rows one may be open for the rest to be read row by row: reading all of them in turn is quicker a row."""
 _FEW = 256
 """Rows that are multiplied once more, in float64."""
-_DIGITS = 6
+DIGITS = 6
 """Decimal digits that cosines are served with: rows that are equal to these are equal."""
 _MARGIN = 1e-5
 """More than rounding takes from a bound."""
@@ -92,7 +92,7 @@ class UnitRows:
         return self._write(at, np.concatenate(waiting)) if waiting else at
 
     def _write(self, at: int, vectors: Matrix) -> int:
-        # In blocks that stay in the processor's cache: half the time of one document, or all of them, at once.
+        # In blocks that stay in the processor's cache.
         for first in range(0, len(vectors), _BLOCK):
             units = unit_rows(vectors[first : first + _BLOCK])
             place = slice(at, at + len(units))
@@ -127,7 +127,7 @@ class UnitRows:
         """Which of some rows has the greatest product with a vector (width,); the first of equal ones."""
         products = sum(part[start:stop] @ query[span] for part, span in zip(self._parts, self._spans, strict=True))
         near = (products >= np.max(products) - _MARGIN).nonzero()[0][:_FEW] + start
-        return int(near[np.argmax(self.products(query, near).round(_DIGITS))])
+        return int(near[np.argmax(self.products(query, near).round(DIGITS))])
 
     def at_least(self, query: Matrix, size: int, least: float) -> FoundRows:
         """Those of the first rows whose product with a vector (width,) is so great."""
